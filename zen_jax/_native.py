@@ -1,0 +1,59 @@
+"""The native libraries: which were built, which custom calls they hold, which lowering each platform takes."""
+
+import importlib
+import os
+from functools import cache
+from types import ModuleType
+
+import jax
+
+from zen_jax.errors import check_choice
+
+_PLATFORMS = {"cpu": ("_native_cpu", "cpu"), "cuda": ("_native_cuda", "CUDA")}
+_SWITCH = "ZEN_JAX_KERNELS"
+
+
+@cache
+def _load(platform: str) -> tuple[ModuleType | None, str]:
+    """The platform's library with its custom calls registered, or None; and the reason."""
+    choice = os.environ.get(_SWITCH, "native")
+    check_choice(_SWITCH, choice, ("native", "xla"))
+    if choice == "xla":
+        return None, f"{_SWITCH}=xla turns custom calls off"
+    module, ffi_platform = _PLATFORMS[platform]
+    try:
+        library = importlib.import_module(f"zen_jax.{module}")
+    except ModuleNotFoundError:
+        return None, f"zen_jax.{module} was not built (no {'nvcc' if platform == 'cuda' else 'C++ compiler'} at install)"
+    except ImportError as error:
+        return None, f"zen_jax.{module} does not load: {error}"
+    for target, capsule in library.registrations().items():
+        jax.ffi.register_ffi_target(target, capsule, platform=ffi_platform)
+    return library, "custom calls registered"
+
+
+def library(platform: str) -> ModuleType | None:
+    """The native library of "cpu" or "cuda" with its custom calls registered; None where pure JAX serves."""
+    return _load(platform)[0]
+
+
+def backend_info() -> dict[str, str]:
+    """Which lowering of the kernels each platform takes, and why.
+
+    Returns:
+      A line for each of "cpu", "cuda" and "tpu": "custom calls (...)" or "pure JAX (...)".
+
+    >>> import zen_jax as zen
+    >>> print(zen.backend_info()["tpu"])
+    pure JAX (there are no custom calls for TPU)
+    """
+    info = {}
+    for platform in _PLATFORMS:
+        module, reason = _load(platform)
+        if module is None:
+            info[platform] = f"pure JAX ({reason})"
+        else:
+            major, minor = module.ffi_api_version()
+            isa = f"{module.isa()}, " if hasattr(module, "isa") else ""
+            info[platform] = f"custom calls ({isa}built for XLA FFI {major}.{minor})"
+    return info | {"tpu": "pure JAX (there are no custom calls for TPU)"}

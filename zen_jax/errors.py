@@ -1,0 +1,36 @@
+"""Checks of arguments: each raises a ValueError that names the argument, the value and what to do."""
+
+from collections.abc import Collection
+from typing import Any
+
+import jax.numpy as jnp
+
+
+def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown. Use one of {', '.join(map(repr, choices))}.")
+
+
+def check_at_least(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}={value!r} must be an integer of at least {least}.")
+
+
+def check_float(name: str, dtype: Any) -> None:
+    if dtype not in (jnp.float32, jnp.float64, jnp.float16, jnp.bfloat16):
+        raise ValueError(
+            f"{name} has dtype {dtype}, but gradients must be float32, float64, float16 or bfloat16. "
+            "Leave other leaves out (optax.masked) or reduce them with jax.lax.psum."
+        )
+
+
+def check_rank(name: str, shape: tuple[int, ...], ranks: Collection[int]) -> None:
+    if len(shape) not in ranks:
+        raise ValueError(f"{name} has shape {tuple(shape)}, but must have {' or '.join(map(str, ranks))} dimensions.")
+
+
+def check_shape(name: str, shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> None:
+    """`wanted` holds None where any size will do."""
+    if len(shape) != len(wanted) or any(w is not None and s != w for s, w in zip(shape, wanted, strict=True)):
+        text = ", ".join("any" if w is None else str(w) for w in wanted)
+        raise ValueError(f"{name} has shape {tuple(shape)}, but must have shape ({text}).")

@@ -1,0 +1,137 @@
+"""Hash functions that assign units to servers.
+
+`server_of`, `position_of` and `index_of` are the *tile rotation*, zen_jax's h0: the index space is cut into tiles of n
+consecutive units, each tile holds one unit for every server, and a hash of the tile rotates it. Two units of one tile
+never meet on a server and two of different tiles meet with probability 1/n, so the balance that the paper proves for a
+universal hash (Theorem 2) holds, while every server owns exactly ceil(U/n) units and no table is needed.
+
+The arithmetic is on uint32 and works on NumPy and JAX arrays alike; `cuda/common/hash.h` is the same in C++.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+
+from zen_jax._typing import Array, ArrayLike
+
+EMPTY_SLOT = np.uint32(0xFFFFFFFF)
+"""Marks an unused slot in Algorithm 1's memory; the paper uses 0, which loses index 0."""
+
+
+def _uint32(x: ArrayLike) -> Array:
+    return x.astype(np.uint32) if hasattr(x, "astype") else np.asarray(x, np.uint32)
+
+
+def _rotate_left(x: Array, bits: int) -> Array:
+    return (x << np.uint32(bits)) | (x >> np.uint32(32 - bits))
+
+
+def murmur3(key: ArrayLike, seed: int) -> Array:
+    """MurmurHash3_x86_32 of each 32-bit key.
+
+    Args:
+      key: integers of any shape; the low 32 bits are hashed.
+      seed: the hash's seed, 0 to 2**32 - 1.
+
+    Returns:
+      uint32 hashes of key's shape.
+
+    >>> import numpy as np
+    >>> [hex(h) for h in murmur3(np.array([0, 1]), seed=0)]
+    ['0x2362f9de', '0xfbf1402a']
+    """
+    k = _uint32(key) * np.uint32(0xCC9E2D51)
+    k = _rotate_left(k, 15) * np.uint32(0x1B873593)
+    h = _rotate_left(k ^ np.uint32(seed), 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    h = h ^ np.uint32(4)
+    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return h ^ (h >> np.uint32(16))
+
+
+def reduce_to_range(hashes: Array, size: int) -> Array:
+    """Maps uint32 hashes to [0, size): the high half of hash * size, uniform and without a division.
+
+    >>> import numpy as np
+    >>> reduce_to_range(np.array([0, 2**31, 2**32 - 1], np.uint32), 10).tolist()
+    [0, 5, 9]
+    """
+    low16, half = np.uint32(0xFFFF), np.uint32(16)
+    a, b = hashes >> half, hashes & low16
+    c, d = np.uint32(size >> 16), np.uint32(size & 0xFFFF)
+    middle = ((b * d) >> half) + ((a * d) & low16) + ((b * c) & low16)
+    return a * c + ((a * d) >> half) + ((b * c) >> half) + (middle >> half)
+
+
+def tile_rotation(tile: ArrayLike, n: int, seed: int) -> Array:
+    """By how many servers each tile is rotated: uint32 in [0, n), of tile's shape."""
+    return reduce_to_range(murmur3(tile, seed), n)
+
+
+def offset_in_tile(server: ArrayLike, rotation: Array, n: int) -> Array:
+    """Which of a tile's n units (0 to n-1, uint32) `server` owns under `rotation`."""
+    return (_uint32(server) + np.uint32(n) - rotation) % np.uint32(n)
+
+
+def server_of(idx: ArrayLike, n: int, seed: int = 0) -> Array:
+    """The server (int32, 0 to n-1) that owns each unit index under the tile rotation.
+
+    >>> import numpy as np
+    >>> server_of(np.arange(8), n=4).tolist()
+    [0, 1, 2, 3, 3, 0, 1, 2]
+    """
+    idx = _uint32(idx)
+    rotation = tile_rotation(idx // np.uint32(n), n, seed)
+    return ((idx % np.uint32(n) + rotation) % np.uint32(n)).astype(np.int32)
+
+
+def position_of(idx: ArrayLike, n: int, seed: int = 0) -> Array:
+    """The position (int32) of each unit index on the server that owns it: its tile, whatever the seed.
+
+    >>> import numpy as np
+    >>> position_of(np.arange(8), n=4).tolist()
+    [0, 0, 0, 0, 1, 1, 1, 1]
+    """
+    del seed
+    return (_uint32(idx) // np.uint32(n)).astype(np.int32)
+
+
+def index_of(server: ArrayLike, position: ArrayLike, n: int, seed: int = 0) -> Array:
+    """The unit index (int32) at `position` on `server`: the inverse of `server_of` and `position_of`.
+
+    >>> import numpy as np
+    >>> idx = np.arange(12)
+    >>> index_of(server_of(idx, 4, seed=7), position_of(idx, 4), 4, seed=7).tolist() == idx.tolist()
+    True
+    """
+    position = _uint32(position)
+    rotation = tile_rotation(position, n, seed)
+    return (position * np.uint32(n) + offset_in_tile(server, rotation, n)).astype(np.int32)
+
+
+def hierarchical(idx: ArrayLike, i: int, size: int, seed: int) -> Array:
+    """h_i of the paper's Algorithm 1 in [0, size): h_0 names the partition, h_1 to h_k slots of its memory."""
+    return reduce_to_range(murmur3(idx, (seed + i) % 2**32), size)
+
+
+@lru_cache(maxsize=8)
+def server_tables(units: int, n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The paper's offline tables for a plain MurmurHash h0 (section 3.3.2): which server owns a unit, and where.
+
+    Args:
+      units: the number of units U.
+      n: the number of servers.
+      seed: h0's seed.
+
+    Returns:
+      server: int32 [U], the owner of each unit.
+      position: int32 [U], the rank of each unit among those of its owner.
+      sizes: int64 [n], how many units each server owns.
+    """
+    server = hierarchical(np.arange(units, dtype=np.uint32), 0, n, seed).astype(np.int32)
+    sizes = np.bincount(server, minlength=n)
+    by_server = np.argsort(server, kind="stable")
+    first = np.cumsum(sizes) - sizes
+    position = np.empty(units, np.int32)
+    position[by_server] = np.arange(units) - first[server[by_server]]
+    return server, position, sizes

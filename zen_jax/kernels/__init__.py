@@ -1,0 +1,7 @@
+"""The kernels: each a typed function with CUDA, CPU and pure-JAX lowerings that agree bit for bit."""
+
+from zen_jax.kernels.aggregate import aggregate as aggregate
+from zen_jax.kernels.hash_bitmap_decode import hash_bitmap_decode as hash_bitmap_decode
+from zen_jax.kernels.hash_bitmap_encode import hash_bitmap_encode as hash_bitmap_encode
+from zen_jax.kernels.hierarchical_hash import hierarchical_hash as hierarchical_hash
+from zen_jax.kernels.partition import partition as partition

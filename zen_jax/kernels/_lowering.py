@@ -1,0 +1,51 @@
+"""How a primitive reaches its platform: a custom call where one is built, pure JAX everywhere else."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from zen_jax import _native
+from zen_jax._typing import Array
+
+
+def custom_call_or(
+    reference: Callable[..., Any],
+    target: str,
+    operands: Sequence[Array],
+    results: Sequence[tuple[tuple[int, ...], Any]],
+    cuda_scratch: Callable[[Any], int] | None = None,
+    **attributes: Any,
+) -> Any:
+    """Calls the XLA FFI target where the platform has it, else `reference`.
+
+    Args:
+      reference: the pure-JAX lowering, from `operands` to as many results.
+      target: name of the custom call.
+      operands: arrays; leading batch dimensions come from `vmap` alone.
+      results: shape and dtype of each result.
+      cuda_scratch: from the native library to the bytes of scratch that CUDA needs as one more result.
+      attributes: attributes of the custom call, NumPy scalars.
+
+    Returns:
+      A tuple with an array for each of `results`.
+    """
+    # A result typed by shape and dtype alone would count as replicated inside shard_map.
+    varies = jax.typeof(operands[0]).manual_axis_type
+
+    def call(scratch_bytes: int | None = None) -> Callable[..., Any]:
+        shapes = list(results) + ([((scratch_bytes,), "uint8")] if scratch_bytes is not None else [])
+        types = [jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varies) for shape, dtype in shapes]
+        ffi_call = jax.ffi.ffi_call(target, types, vmap_method="broadcast_all")
+        return lambda *arrays: tuple(ffi_call(*arrays, **attributes)[: len(results)])
+
+    lowerings = {}
+    if _native.library("cpu") is not None:
+        lowerings["cpu"] = call()
+    cuda = _native.library("cuda")
+    if cuda is not None:
+        lowerings["cuda"] = call(cuda_scratch(cuda) if cuda_scratch else None)
+    if not lowerings:
+        return reference(*operands)
+    return lax.platform_dependent(*operands, default=reference, **lowerings)

@@ -1,0 +1,75 @@
+"""Aggregate: one server's shard, the sum of the messages that the workers pushed to it."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from zen_jax._typing import Array
+from zen_jax.errors import check_at_least, check_float, check_rank, check_shape
+from zen_jax.kernels._lowering import custom_call_or
+
+
+def accumulator_dtype(dtype: jnp.dtype) -> jnp.dtype:
+    """The dtype that sums of `dtype` run in: float32, and float64 for float64."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def aggregate(positions: Array, values: Array, counts: Array, size: int, *, divisor: int = 1) -> Array:
+    """Sums n workers' messages into a shard, in worker order, without float atomics.
+
+    16-bit floats are summed and divided in float32 and rounded once.
+
+    Args:
+      positions: int32 [n, C], strictly ascending within each worker's first counts[i] entries.
+      values: float [n, C] or [n, C, D].
+      counts: int32 [n], how many entries each worker sent; at most C of them are read.
+      size: number of units T of the shard. Positions outside [0, T) are ignored.
+      divisor: each sum is divided by this.
+
+    Returns:
+      The shard [T] or [T, D], of values' dtype.
+
+    Raises:
+      ValueError: for values that are no floats, or shapes that disagree.
+
+    >>> import jax.numpy as jnp
+    >>> aggregate(jnp.array([[0, 2], [2, 0]]), jnp.array([[1., 2.], [3., 0.]]), jnp.array([2, 1]), size=4).tolist()
+    [1.0, 0.0, 5.0, 0.0]
+
+    Source: ZEN (OSDI 2025), section 3.1, the server's part of Push.
+    """
+    check_float("values", values.dtype)
+    check_rank("values", values.shape, (2, 3))
+    n, capacity, *row = values.shape
+    check_shape("positions", positions.shape, (n, capacity))
+    check_shape("counts", counts.shape, (n,))
+    check_at_least("size", size, 0)
+    check_at_least("divisor", divisor, 1)
+    rows = values.reshape(n, capacity, *(row or (1,)))
+    width = rows.shape[2]
+    (shard,) = custom_call_or(
+        lambda *operands: (reference(*operands, size, divisor=divisor),),
+        "zen_aggregate",
+        [positions, rows, counts],
+        [((size, width), values.dtype)],
+        lambda cuda: cuda.aggregate_scratch_bytes(size, width, values.dtype.itemsize, n, capacity),
+        divisor=np.int64(divisor),
+    )
+    return shard.reshape(size, *row)
+
+
+def reference(positions: Array, values: Array, counts: Array, size: int, *, divisor: int = 1) -> Array:
+    """The pure-JAX lowering, on values [n, C, D]."""
+    n, capacity, width = values.shape
+    dtype = accumulator_dtype(values.dtype)
+    entry = jnp.arange(capacity, dtype=jnp.int32)
+
+    def add_worker(worker: int, shard: Array) -> Array:
+        filled = (entry < counts[worker]) & (positions[worker] >= 0)
+        # Unused entries get distinct positions past the end, so that every index is unique.
+        where = jnp.where(filled, positions[worker], size + entry)
+        return shard.at[where].add(values[worker].astype(dtype), mode="drop", unique_indices=True)
+
+    shard = jnp.zeros_like(values, dtype, shape=(size, width))
+    shard = lax.fori_loop(0, n, add_worker, shard)
+    return (shard / divisor if divisor > 1 else shard).astype(values.dtype)
