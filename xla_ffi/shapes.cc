@@ -1,0 +1,221 @@
+#include "xla_ffi/shapes.h"
+
+#include <algorithm>
+#include <limits>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "cuda/common/bits.h"
+
+namespace zen {
+namespace {
+
+using Dims = std::vector<int64_t>;
+
+constexpr int64_t kMaxServers = 65535;
+constexpr int64_t kMaxPosition = std::numeric_limits<int32_t>::max();
+
+std::string to_string(const Dims& dims) {
+  std::ostringstream out;
+  out << "[";
+  for (size_t i = 0; i < dims.size(); ++i) out << (i ? ", " : "") << dims[i];
+  out << "]";
+  return out.str();
+}
+
+Dims dims_of(ffi::AnyBuffer buffer) { return Dims(buffer.dimensions().begin(), buffer.dimensions().end()); }
+
+bool is_float(ffi::DataType type) {
+  return type == ffi::F32 || type == ffi::F64 || type == ffi::F16 || type == ffi::BF16;
+}
+
+// Collects the first complaint about one call's buffers. Every buffer has the leading dimensions of the first.
+class Checker {
+ public:
+  explicit Checker(const char* target) : target_(target) {}
+
+  bool ok() const { return error_.success(); }
+  const ffi::Error& error() const { return error_; }
+  int64_t batch() const {
+    int64_t product = 1;
+    for (int64_t dim : leading_) product *= dim;
+    return product;
+  }
+
+  // The first buffer: its last `rank` dimensions are its own, those before them are everyone's.
+  Dims first(const char* name, ffi::AnyBuffer buffer, size_t rank) {
+    const Dims dims = dims_of(buffer);
+    if (dims.size() < rank) {
+      fail(name, "has shape " + to_string(dims) + ", expected at least " + std::to_string(rank) + " dimensions");
+      return Dims(rank, 0);
+    }
+    leading_.assign(dims.begin(), dims.end() - rank);
+    return Dims(dims.end() - rank, dims.end());
+  }
+
+  // A later buffer whose own dimensions are read from it.
+  Dims trailing(const char* name, ffi::AnyBuffer buffer, size_t rank) {
+    const Dims dims = dims_of(buffer);
+    if (dims.size() != leading_.size() + rank || !std::equal(leading_.begin(), leading_.end(), dims.begin())) {
+      fail(name, "has shape " + to_string(dims) + ", expected the leading dimensions " + to_string(leading_) + " and " +
+                     std::to_string(rank) + " more");
+      return Dims(rank, 0);
+    }
+    return Dims(dims.end() - rank, dims.end());
+  }
+
+  // A later buffer whose own dimensions are known.
+  void shape(const char* name, ffi::AnyBuffer buffer, const Dims& own) {
+    Dims expected = leading_;
+    expected.insert(expected.end(), own.begin(), own.end());
+    if (dims_of(buffer) != expected) {
+      fail(name, "has shape " + to_string(dims_of(buffer)) + ", expected " + to_string(expected));
+    }
+  }
+
+  void dtype(const char* name, ffi::AnyBuffer buffer, ffi::DataType expected) {
+    if (buffer.element_type() == expected) return;
+    std::ostringstream out;
+    out << "has dtype " << buffer.element_type() << ", expected " << expected;
+    fail(name, out.str());
+  }
+
+  void float_dtype(const char* name, ffi::AnyBuffer buffer) {
+    if (is_float(buffer.element_type())) return;
+    std::ostringstream out;
+    out << "has dtype " << buffer.element_type() << ", expected float32, float64, float16 or bfloat16";
+    fail(name, out.str());
+  }
+
+  void in_range(const char* name, int64_t value, int64_t low, int64_t high) {
+    if (value >= low && value <= high) return;
+    fail(name, "is " + std::to_string(value) + ", expected " + std::to_string(low) + " to " + std::to_string(high));
+  }
+
+  void servers(int64_t n) { in_range("n", n, 1, kMaxServers); }
+  void capacity(int64_t c) { in_range("capacity", c, 1, std::numeric_limits<int64_t>::max()); }
+
+ private:
+  void fail(const char* name, const std::string& complaint) {
+    if (ok()) error_ = ffi::Error::InvalidArgument(std::string(target_) + ": " + name + " " + complaint);
+  }
+
+  const char* target_;
+  Dims leading_;
+  ffi::Error error_;
+};
+
+template <typename Problem>
+ffi::ErrorOr<Problem> result(const Checker& check, const Problem& problem) {
+  if (!check.ok()) return ffi::Unexpected(check.error());
+  return problem;
+}
+
+}  // namespace
+
+ffi::ErrorOr<PartitionProblem> check_partition(ffi::AnyBuffer x, ffi::AnyBuffer positions, ffi::AnyBuffer values,
+                                               ffi::AnyBuffer counts) {
+  Checker check("zen_partition");
+  const Dims in = check.first("x", x, 2);
+  const Dims bucket = check.trailing("positions", positions, 2);
+  const int64_t units = in[0], width = in[1], n = bucket[0], capacity = bucket[1];
+  check.float_dtype("x", x);
+  check.dtype("positions", positions, ffi::S32);
+  check.dtype("values", values, x.element_type());
+  check.dtype("counts", counts, ffi::S32);
+  check.servers(n);
+  check.capacity(capacity);
+  check.shape("values", values, {n, capacity, width});
+  check.shape("counts", counts, {n});
+  if (check.ok()) check.in_range("the number of units a server", ceil_div(units, n), 0, kMaxPosition);
+  return result(check, PartitionProblem{check.batch(), units, width, n, capacity});
+}
+
+ffi::ErrorOr<AggregateProblem> check_aggregate(ffi::AnyBuffer positions, ffi::AnyBuffer values, ffi::AnyBuffer counts,
+                                               int64_t divisor, ffi::AnyBuffer shard) {
+  Checker check("zen_aggregate");
+  const Dims bucket = check.first("positions", positions, 2);
+  const Dims out = check.trailing("shard", shard, 2);
+  const int64_t n = bucket[0], capacity = bucket[1], size = out[0], width = out[1];
+  check.dtype("positions", positions, ffi::S32);
+  check.float_dtype("values", values);
+  check.dtype("counts", counts, ffi::S32);
+  check.dtype("shard", shard, values.element_type());
+  check.servers(n);
+  check.capacity(capacity);
+  check.shape("values", values, {n, capacity, width});
+  check.shape("counts", counts, {n});
+  check.in_range("divisor", divisor, 1, std::numeric_limits<int64_t>::max());
+  check.in_range("size", size, 0, kMaxPosition);
+  return result(check, AggregateProblem{check.batch(), n, capacity, width, size});
+}
+
+ffi::ErrorOr<EncodeProblem> check_encode(ffi::AnyBuffer shard, ffi::AnyBuffer words, ffi::AnyBuffer values,
+                                         ffi::AnyBuffer count) {
+  Checker check("zen_hash_bitmap_encode");
+  const Dims in = check.first("shard", shard, 2);
+  const Dims message = check.trailing("values", values, 2);
+  const int64_t size = in[0], width = in[1], capacity = message[0];
+  check.float_dtype("shard", shard);
+  check.dtype("words", words, ffi::U32);
+  check.dtype("values", values, shard.element_type());
+  check.dtype("count", count, ffi::S32);
+  check.capacity(capacity);
+  check.in_range("size", size, 0, kMaxPosition);
+  check.shape("words", words, {bitmap_words(size)});
+  check.shape("values", values, {capacity, width});
+  check.shape("count", count, {});
+  return result(check, EncodeProblem{check.batch(), size, width, bitmap_words(size), capacity});
+}
+
+ffi::ErrorOr<DecodeProblem> check_decode(ffi::AnyBuffer words, ffi::AnyBuffer values, ffi::AnyBuffer out) {
+  Checker check("zen_hash_bitmap_decode");
+  const Dims bitmap = check.first("words", words, 2);
+  const Dims message = check.trailing("values", values, 3);
+  const Dims dense = check.trailing("out", out, 2);
+  const int64_t n = bitmap[0], capacity = message[1], units = dense[0], width = dense[1];
+  check.dtype("words", words, ffi::U32);
+  check.float_dtype("values", values);
+  check.dtype("out", out, values.element_type());
+  check.servers(n);
+  check.capacity(capacity);
+  check.shape("values", values, {n, capacity, width});
+  if (check.ok()) {
+    check.in_range("the number of units a server", ceil_div(units, n), 0, kMaxPosition);
+    check.shape("words", words, {n, bitmap_words(ceil_div(units, n))});
+  }
+  return result(check, DecodeProblem{check.batch(), units, width, n, bitmap[1], capacity});
+}
+
+ffi::ErrorOr<HierarchicalHashProblem> check_hierarchical_hash(ffi::AnyBuffer indices, int64_t n, int64_t r1, int64_t r2,
+                                                              int64_t k, ffi::AnyBuffer memory, ffi::AnyBuffer counts,
+                                                              ffi::AnyBuffer overflow) {
+  Checker check("zen_hierarchical_hash");
+  const Dims in = check.first("indices", indices, 1);
+  check.dtype("indices", indices, ffi::S32);
+  check.dtype("memory", memory, ffi::U32);
+  check.dtype("counts", counts, ffi::S32);
+  check.dtype("overflow", overflow, ffi::S32);
+  check.servers(n);
+  check.in_range("r1", r1, 0, kMaxPosition);
+  check.in_range("r2", r2, 0, kMaxPosition);
+  check.in_range("k", k, 0, kMaxPosition);
+  check.in_range("the number of indices", in[0], 0, kMaxPosition);
+  check.shape("memory", memory, {n, r1 + r2});
+  check.shape("counts", counts, {n});
+  check.shape("overflow", overflow, {});
+  return result(check, HierarchicalHashProblem{check.batch(), in[0], n, r1, r2, k});
+}
+
+ffi::Error check_scratch(const char* target, ffi::AnyBuffer scratch, int64_t batch, int64_t bytes) {
+  const Dims dims = dims_of(scratch);
+  if (scratch.element_type() == ffi::U8 && !dims.empty() && dims.back() >= bytes &&
+      static_cast<int64_t>(scratch.element_count()) == batch * dims.back()) {
+    return ffi::Error::Success();
+  }
+  return ffi::Error::InvalidArgument(std::string(target) + ": scratch has shape " + to_string(dims) + ", expected " +
+                                     std::to_string(batch) + " times at least " + std::to_string(bytes) + " bytes");
+}
+
+}  // namespace zen

@@ -1,0 +1,32 @@
+// Shape and dtype checks of the FFI handlers, the same for both platforms. Each returns the sizes of the call, or an
+// InvalidArgument error that names the buffer, its shape and the shape it should have.
+#pragma once
+
+#include <cstdint>
+
+#include "xla/ffi/api/ffi.h"
+#include "xla_ffi/problem.h"
+
+namespace zen {
+
+namespace ffi = xla::ffi;
+
+ffi::ErrorOr<PartitionProblem> check_partition(ffi::AnyBuffer x, ffi::AnyBuffer positions, ffi::AnyBuffer values,
+                                               ffi::AnyBuffer counts);
+
+ffi::ErrorOr<AggregateProblem> check_aggregate(ffi::AnyBuffer positions, ffi::AnyBuffer values, ffi::AnyBuffer counts,
+                                               int64_t divisor, ffi::AnyBuffer shard);
+
+ffi::ErrorOr<EncodeProblem> check_encode(ffi::AnyBuffer shard, ffi::AnyBuffer words, ffi::AnyBuffer values,
+                                         ffi::AnyBuffer count);
+
+ffi::ErrorOr<DecodeProblem> check_decode(ffi::AnyBuffer words, ffi::AnyBuffer values, ffi::AnyBuffer out);
+
+ffi::ErrorOr<HierarchicalHashProblem> check_hierarchical_hash(ffi::AnyBuffer indices, int64_t n, int64_t r1, int64_t r2,
+                                                              int64_t k, ffi::AnyBuffer memory, ffi::AnyBuffer counts,
+                                                              ffi::AnyBuffer overflow);
+
+// scratch is u8[*, S] with S at least `bytes`.
+ffi::Error check_scratch(const char* target, ffi::AnyBuffer scratch, int64_t batch, int64_t bytes);
+
+}  // namespace zen
