@@ -1,0 +1,1 @@
+"""Programs that show zen_jax at work."""

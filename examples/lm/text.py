@@ -1,0 +1,147 @@
+"""Text to token ids: reading, vocabulary, and the streams that the workers read.
+
+Nothing is downloaded. By default the text is what every Python installation has on disk: the sources,
+documentation strings and text files of the standard library.
+"""
+
+import collections
+import dataclasses
+import gzip
+import itertools
+import re
+import sysconfig
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+EOS, UNK = "<eos>", "<unk>"
+_MAX_BYTES = 64 << 20  # of text read from one directory
+_VALID_FRACTION = 0.04  # tail of every file held out when the data has no files named valid*
+_SUFFIXES = (".txt", ".md", ".rst", ".py")
+_SKIPPED_DIRS = {"site-packages", "dist-packages", "__pycache__", "test", "tests"}
+_WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]|_")
+
+
+class DataError(ValueError):
+    """The text cannot be used; the message says why in one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Token ids of the training and the validation text; id 0 is the most frequent word."""
+
+    source: str
+    words: list[str]
+    train: np.ndarray  # int32 [tokens]
+    valid: np.ndarray  # int32 [tokens]
+
+
+def load_corpus(data: Path | None, max_words: int) -> Corpus:
+    """Reads `data` (a file, a directory, or None for the standard library) and numbers its words.
+
+    Files named train* and valid* are taken as such and split at white space, one <eos> a line. Any other text is
+    split into words, numbers and punctuation, and the last lines of every file are held out for validation.
+    """
+    source, files = _find_files(data)
+    named = {kind: [f for f in files if f.name.startswith(kind)] for kind in ("train", "valid")}
+    if named["train"]:
+        parts = [[list(_lines(_read(f), str.split)) for f in named[kind]] for kind in ("train", "valid")]
+        if not parts[1]:
+            parts = _hold_out(parts[0])
+    else:
+        # A library may hold a source in another encoding; text that the user names must be right.
+        errors = "replace" if data is None else "strict"
+        parts = _hold_out([list(_lines(_read(f, errors), _WORD.findall)) for f in files])
+    train, valid = ([*itertools.chain.from_iterable(itertools.chain.from_iterable(part))] for part in parts)
+    if not train:
+        raise DataError(f"no words found in {source}")
+    words = _vocabulary(train, max_words)
+    ids = {word: i for i, word in enumerate(words)}
+    return Corpus(source, words, _encode(train, ids), _encode(valid, ids))
+
+
+def streams(tokens: np.ndarray, count: int, unroll: int) -> np.ndarray:
+    """Cuts the text into `count` streams of equal length: int32 [count, length], length > unroll."""
+    length = len(tokens) // count
+    if length <= unroll:
+        needed = count * (unroll + 1)
+        raise DataError(
+            f"the training text has {len(tokens):,} words but {count:,} streams (workers x batch) of {unroll} + 1 words "
+            f"need {needed:,}: give more text, or lower --workers, --batch or --unroll"
+        )
+    return tokens[: count * length].reshape(count, length)
+
+
+def window(streams: np.ndarray, step: int, unroll: int) -> np.ndarray:
+    """The words of one step and, one place on, their successors: int32 [streams, unroll + 1]."""
+    start = step % ((streams.shape[1] - 1) // unroll) * unroll
+    return streams[:, start : start + unroll + 1]
+
+
+def _find_files(data: Path | None) -> tuple[str, list[Path]]:
+    if data is None:
+        root = Path(sysconfig.get_path("stdlib"))
+        return f"Python's standard library ({root})", _text_files(root)
+    if not data.exists():
+        raise DataError(f"{data} does not exist")
+    files = [data] if data.is_file() else _text_files(data)
+    if not files:
+        raise DataError(f"{data} holds no text files ({', '.join(_SUFFIXES)}, LICENSE*, or any of these with .gz)")
+    return str(data), files
+
+
+def _text_files(root: Path) -> list[Path]:
+    def wanted(path: Path) -> bool:
+        inside = path.relative_to(root)
+        name = inside.name.removesuffix(".gz")
+        return (
+            not _SKIPPED_DIRS.intersection(inside.parts[:-1])
+            and (name.endswith(_SUFFIXES) or name.startswith("LICENSE"))
+            and path.is_file()
+        )
+
+    try:
+        files = sorted(filter(wanted, root.rglob("*")), key=lambda path: path.relative_to(root).as_posix())
+        sizes = itertools.accumulate(path.stat().st_size for path in files)
+        return [path for path, total in zip(files, sizes, strict=True) if total <= _MAX_BYTES] or files[:1]
+    except OSError as error:
+        raise DataError(f"cannot list {root}: {error.strerror}") from error
+
+
+def _read(path: Path, errors: str = "strict") -> str:
+    try:
+        raw = path.read_bytes()
+        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8", errors)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: byte 0x{error.object[error.start]:02x} at {error.start}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _lines(text: str, split) -> Iterator[list[str]]:
+    for line in text.splitlines():
+        if words := split(line):
+            yield [*words, EOS]
+
+
+def _hold_out(files: list[list[list[str]]]) -> list[list[list[list[str]]]]:
+    cuts = [len(lines) - int(len(lines) * _VALID_FRACTION) for lines in files]
+    return [
+        [lines[:cut] for lines, cut in zip(files, cuts, strict=True)],
+        [lines[cut:] for lines, cut in zip(files, cuts, strict=True)],
+    ]
+
+
+def _vocabulary(tokens: Iterable[str], max_words: int) -> list[str]:
+    counts = collections.Counter(tokens)
+    del counts[EOS], counts[UNK]
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    # <eos> and <unk> are as frequent as the commonest words, and ids stand for ranks.
+    return [EOS, UNK, *ranked][:max_words]
+
+
+def _encode(tokens: list[str], ids: dict[str, int]) -> np.ndarray:
+    unknown = ids[UNK]
+    return np.fromiter((ids.get(token, unknown) for token in tokens), np.int32, len(tokens))
