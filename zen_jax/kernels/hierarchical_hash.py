@@ -36,7 +36,7 @@ def hierarchical_hash(
 
     >>> import jax.numpy as jnp
     >>> memory, counts, overflow = hierarchical_hash(jnp.array([0, 3, 9]), n=2, r1=4, r2=2)
-    >>> sorted(int(i) for i in memory.ravel() if i != 2**32 - 1), int(counts.sum()), int(overflow)
+    >>> sorted(i for i in memory.ravel().tolist() if i != 2**32 - 1), int(counts.sum()), int(overflow)
     ([0, 3, 9], 3, 0)
 
     Source: ZEN (OSDI 2025), Algorithm 1, with an empty mark that is no index, compare-and-swap, and a bounded

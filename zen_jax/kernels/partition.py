@@ -70,5 +70,5 @@ def reference(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array,
     by_server = jnp.take_along_axis(mask, offsets.astype(jnp.int32), axis=1).T
     positions, counts = jax.vmap(lambda bits: first_set(bits, capacity))(by_server)
     idx = hashing.index_of(servers[:, None], positions, n, seed)
-    filled = jnp.arange(capacity) < counts[:, None]
+    filled = jnp.arange(capacity)[None, :] < counts[:, None]
     return positions, jnp.where(filled[:, :, None], x[idx], 0), counts

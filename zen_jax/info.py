@@ -1,0 +1,59 @@
+"""What one synchronisation did."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from zen_jax._typing import Array
+
+
+class Info(NamedTuple):
+    """Statistics of one all-reduce, equal on all workers; every field is a float32 scalar.
+
+    Bytes count what one worker sends to others (pushed) and receives from others (pulled), room in messages that
+    stayed unused included.
+    """
+
+    density: Array  # mean over workers of non-zero units / units
+    density_reduced: Array  # the same after the sum
+    bytes_pushed: Array
+    bytes_pulled: Array
+    bytes_dense: Array  # pushed + pulled by a dense all-reduce
+    rounds: Array  # messages of the given capacity that the fullest push would fill; 1 while the plan holds
+    dense_taken: Array  # 1 if the dense path ran, else 0
+    imbalance_push: Array  # Definition 8: max over workers i, servers j of n |I_i^j| / |I_i|
+    imbalance_pull: Array  # Definition 8: max over servers j of n |I_j| / |I|
+
+
+def make_info(**fields: Array | float) -> Info:
+    """An Info of the given fields; the others are 0."""
+    zeros = dict.fromkeys(Info._fields, 0.0)
+    return Info(**{name: jnp.float32(value) for name, value in (zeros | fields).items()})
+
+
+def total(infos: list[Info]) -> Info:
+    """One Info for several synchronisations: bytes add up, the worst rounds and imbalance stand for all.
+
+    Densities are weighted by dense bytes; `dense_taken` is the share of dense bytes that went dense.
+
+    >>> one = make_info(bytes_pushed=8., bytes_dense=100., density=0.25, imbalance_push=1.5)
+    >>> two = make_info(bytes_pushed=4., bytes_dense=300., density=0.05, imbalance_push=1.1)
+    >>> both = total([one, two])
+    >>> float(both.bytes_pushed), round(float(both.density), 3), float(both.imbalance_push)
+    (12.0, 0.1, 1.5)
+    """
+    if not infos:
+        return make_info()
+    stacked = Info(*(jnp.stack(field) for field in zip(*infos, strict=True)))
+    weight = stacked.bytes_dense / jnp.maximum(jnp.sum(stacked.bytes_dense), 1.0)
+    return Info(
+        density=jnp.sum(weight * stacked.density),
+        density_reduced=jnp.sum(weight * stacked.density_reduced),
+        bytes_pushed=jnp.sum(stacked.bytes_pushed),
+        bytes_pulled=jnp.sum(stacked.bytes_pulled),
+        bytes_dense=jnp.sum(stacked.bytes_dense),
+        rounds=jnp.max(stacked.rounds),
+        dense_taken=jnp.sum(weight * stacked.dense_taken),
+        imbalance_push=jnp.max(stacked.imbalance_push),
+        imbalance_pull=jnp.max(stacked.imbalance_pull),
+    )

@@ -1,0 +1,75 @@
+"""Which server owns which unit: the tile rotation, or the paper's MurmurHash with tables and Algorithm 1."""
+
+from typing import Protocol
+
+import jax.numpy as jnp
+import numpy as np
+
+from zen_jax import hashing, kernels
+from zen_jax._typing import Array
+from zen_jax.errors import check_choice
+from zen_jax.kernels.hash_bitmap_decode import decode_at
+
+HASHES = ("tile", "murmur")
+
+
+class Partitioning(Protocol):
+    """A fixed assignment of U units to n servers. `size` is the room for units on each server."""
+
+    size: int
+
+    def partition(self, x: Array, capacity: int) -> tuple[Array, Array, Array]:
+        """As `zen_jax.kernels.partition`, on x [U, D]."""
+
+    def decode(self, words: Array, values: Array) -> Array:
+        """As `zen_jax.kernels.hash_bitmap_decode`, on values [n, C, D]."""
+
+
+def partitioning(name: str, units: int, n: int, seed: int) -> Partitioning:
+    """The partitioning called `name` ("tile" or "murmur") of `units` units over n servers."""
+    check_choice("hash", name, HASHES)
+    return (TileRotation if name == "tile" else MurmurTables)(units, n, seed)
+
+
+class TileRotation:
+    """`zen_jax.hashing`'s h0: every server owns exactly ceil(U/n) units, in closed form."""
+
+    def __init__(self, units: int, n: int, seed: int) -> None:
+        self.units, self.n, self.seed = units, n, seed
+        self.size = -(-units // n)
+
+    def partition(self, x: Array, capacity: int) -> tuple[Array, Array, Array]:
+        return kernels.partition(x, self.n, capacity, seed=self.seed)
+
+    def decode(self, words: Array, values: Array) -> Array:
+        return kernels.hash_bitmap_decode(words, values, self.units, seed=self.seed)
+
+
+class MurmurTables:
+    """The paper's own: h0 is MurmurHash, Algorithm 1 partitions, and tables (8 bytes a unit) name the positions.
+
+    For comparison; units must be fewer than 2**31.
+    """
+
+    def __init__(self, units: int, n: int, seed: int) -> None:
+        self.units, self.n, self.seed = units, n, seed
+        self.server, self.position, sizes = hashing.server_tables(units, n, seed)
+        self.size = int(sizes.max())
+
+    def partition(self, x: Array, capacity: int) -> tuple[Array, Array, Array]:
+        room = min(self.units, self.n * capacity)
+        found, _, total = kernels.partition(x, 1, room)
+        held = jnp.arange(room, dtype=jnp.int32) < total
+        indices = jnp.where(held, found[0], jnp.int32(-1))
+        # With as many serial slots as the bucket has room, Algorithm 1 loses nothing that would fit the bucket.
+        memory, counts, _ = kernels.hierarchical_hash(indices, self.n, 2 * capacity, capacity, seed=self.seed)
+        buckets = jnp.sort(memory, axis=1)[:, :capacity]
+        filled = buckets != hashing.EMPTY_SLOT
+        indices = jnp.where(filled, buckets, np.uint32(0)).astype(jnp.int32)
+        positions = jnp.where(filled, jnp.asarray(self.position)[indices], 0)
+        # Beyond `room` not every unit was counted, but some bucket is certainly too small.
+        counts = jnp.where(total > room, jnp.int32(capacity + 1), counts)
+        return positions, x[indices], counts
+
+    def decode(self, words: Array, values: Array) -> Array:
+        return decode_at(words, values, jnp.asarray(self.server), jnp.asarray(self.position))

@@ -1,0 +1,47 @@
+"""The unit: what one index names. Cuts a tensor's rows into blocks of m columns."""
+
+import math
+
+from zen_jax._typing import Unit
+
+SMALLEST_AUTO_WIDTH = 16
+
+
+def unit_width(shape: tuple[int, ...], unit: Unit, n: int) -> int:
+    """Elements m in one unit of a tensor.
+
+    Args:
+      shape: the tensor's shape; its rows are the slices along the first axis, of D elements.
+      unit: "element" (m = 1), "row" (m = D), an integer m that divides D, or "auto": the widest m = D/k with k >= n
+        blocks to a row, which balances the servers, but at least 16 elements, which keeps the indices few.
+        Tensors of fewer than two dimensions have rows of one element.
+      n: number of workers.
+
+    Raises:
+      ValueError: for a unit that is none of these, or m that does not divide D.
+
+    >>> unit_width((1000, 256), "auto", n=8), unit_width((1000, 256), "row", n=8), unit_width((5,), "auto", n=8)
+    (32, 256, 1)
+    """
+    columns = math.prod(shape[1:])
+    if isinstance(unit, int) and not isinstance(unit, bool):
+        if unit < 1 or columns % unit:
+            raise ValueError(
+                f"unit={unit} must divide the {columns} columns of a gradient of shape {tuple(shape)}. "
+                f"Use one of {_divisors(columns)}, or 'row'."
+            )
+        return unit
+    if unit == "element" or columns == 0:
+        return 1
+    if unit == "row":
+        return columns
+    if unit == "auto":
+        narrow = [m for m in _divisors(columns) if m >= min(SMALLEST_AUTO_WIDTH, columns)]
+        balanced = [m for m in narrow if columns // m >= n]
+        return max(balanced) if balanced else min(narrow)
+    raise ValueError(f"unit={unit!r} is unknown. Use 'element', 'row', 'auto' or a number of columns.")
+
+
+def _divisors(number: int) -> list[int]:
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
