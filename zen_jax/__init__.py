@@ -7,3 +7,11 @@ from zen_jax._native import backend_info as backend_info
 from zen_jax.collective import all_reduce as all_reduce
 from zen_jax.info import Info as Info
 from zen_jax.info import total as total
+from zen_jax.planning.plan import LeafPlan as LeafPlan
+from zen_jax.planning.plan import Plan as Plan
+from zen_jax.planning.plan import measure_plan as measure_plan
+from zen_jax.training import value_and_grad as value_and_grad
+from zen_jax.transforms.synchronize import SynchronizeState as SynchronizeState
+from zen_jax.transforms.synchronize import synchronize as synchronize
+
+__version__ = "0.1.0"

@@ -34,7 +34,8 @@ def pack_bits(bits: Array) -> Array:
 
 def unpack_bits(words: Array) -> Array:
     """uint32 [..., W] to bool [..., W * 32]."""
-    bits = (words[..., None] >> np.arange(BITS_PER_WORD, dtype=np.uint32)) & np.uint32(1)
+    shifts = np.arange(BITS_PER_WORD, dtype=np.uint32).reshape([1] * words.ndim + [BITS_PER_WORD])
+    bits = (words[..., None] >> shifts) & np.uint32(1)
     return bits.reshape(*words.shape[:-1], -1).astype(bool)
 
 

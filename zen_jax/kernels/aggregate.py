@@ -11,7 +11,7 @@ from zen_jax.kernels._lowering import custom_call_or
 
 def accumulator_dtype(dtype: jnp.dtype) -> jnp.dtype:
     """The dtype that sums of `dtype` run in: float32, and float64 for float64."""
-    return jnp.promote_types(dtype, jnp.float32)
+    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
 
 
 def aggregate(positions: Array, values: Array, counts: Array, size: int, *, divisor: int = 1) -> Array:

@@ -53,7 +53,7 @@ def hash_bitmap_decode(words: Array, values: Array, size: int, *, seed: int = 0)
 def reference(words: Array, values: Array, size: int, *, seed: int = 0) -> Array:
     """The pure-JAX lowering, on values [n, C, D]."""
     n = words.shape[0]
-    idx = jnp.arange(size)
+    idx = jnp.arange(size, dtype=jnp.uint32)
     return decode_at(words, values, hashing.server_of(idx, n, seed), hashing.position_of(idx, n))
 
 

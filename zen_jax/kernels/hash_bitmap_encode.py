@@ -53,5 +53,5 @@ def reference(shard: Array, capacity: int) -> tuple[Array, Array, Array]:
         none = jnp.zeros_like(shard, jnp.int32, shape=())
         return jnp.zeros((0,), jnp.uint32), jnp.zeros_like(shard, shape=(capacity, shard.shape[1])), none
     positions, count = first_set(mask, capacity)
-    filled = jnp.arange(capacity) < count
+    filled = jnp.arange(capacity, dtype=jnp.int32) < count
     return pack_bits(mask), jnp.where(filled[:, None], shard[positions], 0), count

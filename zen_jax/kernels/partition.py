@@ -64,11 +64,11 @@ def reference(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array,
         empty = jnp.zeros((n, capacity), jnp.int32)
         return empty, jnp.zeros((n, capacity, width), x.dtype), jnp.zeros((n,), jnp.int32)
     mask = jnp.pad(unit_is_nonzero(x), (0, tiles * n - units)).reshape(tiles, n)
-    rotation = hashing.tile_rotation(jnp.arange(tiles), n, seed)
+    rotation = hashing.tile_rotation(np.arange(tiles), n, seed)
     servers = np.arange(n, dtype=np.uint32)
     offsets = hashing.offset_in_tile(servers[None, :], rotation[:, None], n)
     by_server = jnp.take_along_axis(mask, offsets.astype(jnp.int32), axis=1).T
     positions, counts = jax.vmap(lambda bits: first_set(bits, capacity))(by_server)
     idx = hashing.index_of(servers[:, None], positions, n, seed)
-    filled = jnp.arange(capacity)[None, :] < counts[:, None]
+    filled = jnp.arange(capacity, dtype=jnp.int32)[None, :] < counts[:, None]
     return positions, jnp.where(filled[:, :, None], x[idx], 0), counts

@@ -7,12 +7,12 @@ from zen_jax._typing import Array
 
 DEFAULT_RATIO = 1.25
 PLANNED_RATIOS = (1.0, 1.125, 1.25, 1.5, 2.0, 4.0, 8.0, 16.0)
-SMALLEST_SHARE = 1 / 4096
+SMALLEST_SHARE = 1 / 1024
 _MULTIPLE = 8
 
 
 def ladder(top: int, capacity: int | None) -> tuple[int, ...]:
-    """Capacities in ascending order, from `capacity` (a plan's), or a 4096th of `top`, up to `top`.
+    """Capacities in ascending order, from `capacity` (a plan's), or a 1024th of `top`, up to `top`.
 
     Without a plan they grow by a quarter, so that a message is at most a quarter larger than what it carries. With
     one, the first fits the steady state and the next catch what outgrows it.
@@ -24,7 +24,7 @@ def ladder(top: int, capacity: int | None) -> tuple[int, ...]:
     >>> ladder(1000, 300)
     (300, 338, 375, 450, 600, 1000)
     >>> ladder(100, None)[:4], ladder(100, None)[-2:]
-    ((8, 16, 24, 32), (88, 100))
+    ((8, 16, 24, 32), (80, 100))
     """
     if capacity is not None:
         rungs = [int(np.ceil(capacity * ratio)) for ratio in PLANNED_RATIOS]

@@ -1,0 +1,102 @@
+"""`value_and_grad` for loops under jit: splits the batch over a mesh axis and synchronises the gradients."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from zen_jax import errors
+from zen_jax._typing import PyTree, Unit
+from zen_jax.planning.plan import Plan
+from zen_jax.transforms.synchronize import synchronize
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    mesh: Mesh,
+    axis_name: str = "data",
+    op: str = "mean",
+    scheme: str = "auto",
+    unit: Unit = "auto",
+    plan: Plan | None = None,
+    seed: int = 0,
+    return_info: bool = False,
+) -> Callable[..., Any]:
+    """`jax.value_and_grad` over a batch that is split across workers, with gradients reduced by `synchronize`.
+
+    The returned function takes the arguments of `fun` and works inside and outside jit. Arguments in `argnums` and all
+    keyword arguments are the same for every worker; the other positional arguments are batches, whose arrays are
+    split along their first axis (scalars are not split).
+
+    Args:
+      fun: the loss of one worker's share of the batch; a scalar, or (scalar, aux) with `has_aux`.
+      argnums: which positional arguments to differentiate.
+      has_aux: whether `fun` returns auxiliary data.
+      mesh: the devices; their number along `axis_name` is n.
+      axis_name: the mesh axis that workers lie on.
+      op: "mean" or "sum", for the loss and the gradients alike.
+      scheme, unit, plan, seed: as in `synchronize`.
+      return_info: whether to return the `Info` of each leaf too, as `SynchronizeState.info`.
+
+    Returns:
+      A function that returns (value, gradients), ((value, aux), gradients) with `has_aux`, or (..., gradients, info)
+      with `return_info`; aux gains a leading axis of n, one slice per worker.
+
+    Raises:
+      ValueError: for an axis that the mesh lacks, or a batch that n does not divide.
+
+    >>> import jax, jax.numpy as jnp
+    >>> mesh = jax.make_mesh((1,), ("data",))
+    >>> loss = lambda w, x: jnp.mean((x @ w) ** 2)
+    >>> value, gradient = value_and_grad(loss, mesh=mesh)(jnp.ones(2), jnp.ones((4, 2)))
+    >>> float(value), gradient.tolist()
+    (4.0, [4.0, 4.0])
+    """
+    errors.check_choice("axis_name", axis_name, mesh.axis_names)
+    n = mesh.shape[axis_name]
+    transform = synchronize(axis_name, op=op, scheme=scheme, unit=unit, plan=plan, seed=seed)
+    differentiated = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    replicated, split = PartitionSpec(), PartitionSpec(axis_name)
+
+    def spec_of(position: int, count: int) -> Callable[[Any], PartitionSpec]:
+        if position in differentiated or position - count in differentiated:
+            return lambda leaf: replicated
+
+        def batch_spec(leaf: Any) -> PartitionSpec:
+            shape = jnp.shape(leaf)
+            if shape and shape[0] % n:
+                raise ValueError(
+                    f"argument {position} of {fun} has a batch of {shape[0]} (shape {shape}), which {n} workers do not "
+                    f"divide. Pad or trim it to a multiple of {n}, or pass it by keyword if it is no batch."
+                )
+            return split if shape else replicated
+
+        return batch_spec
+
+    def worker(args: tuple, kwargs: dict[str, Any]) -> tuple:
+        value, gradients = jax.value_and_grad(fun, argnums, has_aux)(*args, **kwargs)
+        value, aux = value if has_aux else (value, ())
+        value = lax.pmean(value, axis_name) if op == "mean" else lax.psum(value, axis_name)
+        gradients, state = transform.update(gradients, None)
+        return value, jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], aux), gradients, state.info
+
+    def wrapped(*args: PyTree, **kwargs: PyTree) -> tuple:
+        arg_specs = tuple(jax.tree.map(spec_of(i, len(args)), arg) for i, arg in enumerate(args))
+        in_specs = (arg_specs, jax.tree.map(lambda _: replicated, kwargs))
+        inputs = (args, kwargs)
+        if AxisType.Explicit in mesh.axis_types:
+            inputs = jax.tree.map(lambda leaf, spec: jax.reshard(leaf, NamedSharding(mesh, spec)), inputs, in_specs)
+        # check_vma would make jax.grad reduce the gradients of the replicated arguments before zen sees them.
+        value, aux, gradients, info = jax.shard_map(
+            worker, mesh=mesh, in_specs=in_specs, out_specs=(replicated, split, replicated, replicated), check_vma=False
+        )(*inputs)
+        results = ((value, aux) if has_aux else value, gradients)
+        return (*results, info) if return_info else results
+
+    return wrapped

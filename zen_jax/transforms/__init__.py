@@ -1,0 +1,3 @@
+"""Optax gradient transformations."""
+
+from zen_jax.transforms.synchronize import synchronize as synchronize
