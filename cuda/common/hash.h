@@ -5,6 +5,9 @@
 
 #if defined(__CUDACC__)
 #define ZEN_HOST_DEVICE __host__ __device__ __forceinline__
+#elif defined(__GNUC__)
+// Always inlined, so that no copy built for a newer instruction set can stand in for the portable one at link time.
+#define ZEN_HOST_DEVICE inline __attribute__((always_inline))
 #else
 #define ZEN_HOST_DEVICE inline
 #endif

@@ -1,0 +1,51 @@
+// The sizes of one call of each primitive. `batch` is the product of the leading dimensions; the other fields
+// describe one batch item. A unit is `width` elements in a row; positions are local indices on a server.
+#pragma once
+
+#include <cstdint>
+
+namespace zen {
+
+struct PartitionProblem {
+  int64_t batch;
+  int64_t units;
+  int64_t width;
+  int64_t n;
+  int64_t capacity;
+};
+
+struct AggregateProblem {
+  int64_t batch;
+  int64_t n;
+  int64_t capacity;
+  int64_t width;
+  int64_t size;  // units in the shard
+};
+
+struct EncodeProblem {
+  int64_t batch;
+  int64_t size;  // units in the shard
+  int64_t width;
+  int64_t words;
+  int64_t capacity;
+};
+
+struct DecodeProblem {
+  int64_t batch;
+  int64_t units;
+  int64_t width;
+  int64_t n;
+  int64_t words;
+  int64_t capacity;
+};
+
+struct HierarchicalHashProblem {
+  int64_t batch;
+  int64_t indices;
+  int64_t n;
+  int64_t r1;
+  int64_t r2;
+  int64_t k;
+};
+
+}  // namespace zen

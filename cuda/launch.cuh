@@ -1,0 +1,70 @@
+// How every kernel is launched: 512 threads a block, dynamic shared memory, errors returned.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+namespace zen::cuda {
+
+constexpr int kThreads = 512;
+constexpr int kWarpSize = 32;
+constexpr int kWarps = kThreads / kWarpSize;
+constexpr uint32_t kFullWarp = 0xffffffffu;
+
+// What a block may have without asking for more.
+constexpr size_t kDefaultSharedBytes = 48 << 10;
+
+#define ZEN_RETURN_IF_ERROR(expr)                      \
+  do {                                                 \
+    const cudaError_t zen_error = (expr);              \
+    if (zen_error != cudaSuccess) return zen_error;    \
+  } while (0)
+
+// The host emulation of the kernels defines its own.
+#ifndef ZEN_DYNAMIC_SHARED
+#define ZEN_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+#endif
+
+// Hands out consecutive 16-byte aligned arrays of a block's dynamic shared memory.
+class SharedArena {
+ public:
+  __host__ __device__ explicit SharedArena(unsigned char* base) : base_(base) {}
+
+  // An arena for the host, which makes the kernel's calls on it to learn how many bytes to ask for.
+  static SharedArena for_measuring() { return SharedArena(reinterpret_cast<unsigned char*>(16)); }
+
+  template <typename T>
+  __host__ __device__ T* take(size_t count) {
+    T* const array = reinterpret_cast<T*>(base_ + used_);
+    used_ += (count * sizeof(T) + 15) / 16 * 16;
+    return array;
+  }
+
+  __host__ __device__ size_t used() const { return used_; }
+
+ private:
+  unsigned char* base_;
+  size_t used_ = 0;
+};
+
+template <typename... Params, typename... Args>
+cudaError_t launch(void (*kernel)(Params...), int64_t blocks, size_t shared_bytes, cudaStream_t stream, Args... args) {
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > std::numeric_limits<int32_t>::max()) return cudaErrorInvalidConfiguration;
+  if (shared_bytes > kDefaultSharedBytes) {
+    ZEN_RETURN_IF_ERROR(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             static_cast<int>(shared_bytes)));
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+}
+
+}  // namespace zen::cuda

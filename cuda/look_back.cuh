@@ -1,0 +1,95 @@
+// Decoupled look-back: a prefix sum over the chunks of a tensor while the blocks that hold them run, in one pass.
+//
+// Chunks are numbered by an atomic ticket, so a chunk's predecessors are running or done and waiting for them ends.
+// A chunk first publishes its own count (partial) and later the count of itself and all before it (inclusive). The
+// state is one 32-bit word, so value and status can not be seen apart and no fence is needed:
+//   0              nothing yet (what the launch's memset leaves)
+//   1 + count      partial
+//   2^31 | count   inclusive; counts are below 2^31
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/block_scan.cuh"
+
+namespace zen::cuda {
+
+constexpr uint32_t kInclusive = 0x80000000u;
+
+// At the start of a launch's scratch: the ticket has a cache line of its own, the states follow.
+constexpr int64_t kTicketBytes = 128;
+constexpr int64_t kStateBytes = sizeof(uint32_t);
+
+ZEN_HOST_DEVICE uint32_t partial_state(uint32_t count) { return count + 1; }
+ZEN_HOST_DEVICE uint32_t inclusive_state(uint32_t count) { return kInclusive | count; }
+ZEN_HOST_DEVICE bool is_published(uint32_t state) { return state != 0; }
+ZEN_HOST_DEVICE bool is_inclusive(uint32_t state) { return (state & kInclusive) != 0; }
+ZEN_HOST_DEVICE uint32_t state_count(uint32_t state) { return is_inclusive(state) ? state ^ kInclusive : state - 1; }
+
+__device__ inline void publish(uint32_t* state, uint32_t word) {
+  __nv_atomic_store_n(state, word, __NV_ATOMIC_RELAXED, __NV_THREAD_SCOPE_DEVICE);
+}
+
+__device__ inline uint32_t observe(const uint32_t* state) {
+  return __nv_atomic_load_n(const_cast<uint32_t*>(state), __NV_ATOMIC_RELAXED, __NV_THREAD_SCOPE_DEVICE);
+}
+
+// The chunk that this block processes. `slot` is a word of shared memory; ends with a barrier.
+__device__ inline uint32_t take_ticket(uint32_t* ticket, uint32_t* slot) {
+  if (threadIdx.x == 0) *slot = atomicAdd(ticket, 1u);
+  __syncthreads();
+  return *slot;
+}
+
+// The lanes of a warp that look back together for one counter: a power of two of them, so that all counters of a
+// block are looked up at once. Lane i of the group reads the i-th predecessor.
+struct LookBackGroup {
+  int lanes;
+  int lane;
+  uint32_t shift;  // of the group's first lane in the warp
+
+  __device__ explicit LookBackGroup(int lanes) : lanes(lanes), lane(lane_id() % lanes), shift(lane_id() - lane) {}
+
+  __device__ uint32_t ballot(bool predicate) const {
+    const uint32_t mine = __ballot_sync(kFullWarp, predicate) >> shift;
+    return lanes == kWarpSize ? mine : mine & ((1u << lanes) - 1u);
+  }
+  __device__ uint32_t sum(uint32_t value) const {
+    for (int delta = 1; delta < lanes; delta *= 2) value += __shfl_xor_sync(kFullWarp, value, delta);
+    return value;
+  }
+};
+
+// Count of the chunks before `chunk`, for the counter whose states lie at states[chunk * stride]. A whole warp calls
+// this, each group for its own counter; groups with wanted == false only keep it company.
+__device__ inline uint32_t look_back(const LookBackGroup& group, const uint32_t* states, int64_t stride, int64_t chunk,
+                                     bool wanted) {
+  uint32_t sum = 0;
+  bool done = !wanted;
+  int64_t predecessor = chunk - 1 - group.lane;
+  while (__any_sync(kFullWarp, !done)) {
+    uint32_t state = inclusive_state(0);  // what would stand before the first chunk
+    if (!done && predecessor >= 0) state = observe(states + predecessor * stride);
+    const uint32_t inclusive = group.ballot(is_inclusive(state));
+    const uint32_t missing = group.ballot(!is_published(state));
+    // Bits of the predecessors that count: up to the nearest inclusive one, or all of this window.
+    const uint32_t needed = inclusive ? inclusive ^ (inclusive - 1u) : kFullWarp;
+    if (done || (missing & needed)) continue;
+    if ((needed >> group.lane) & 1u) sum += state_count(state);
+    if (inclusive) {
+      done = true;
+    } else {
+      predecessor -= group.lanes;
+    }
+  }
+  return group.sum(sum);
+}
+
+// The same for a block with one counter; only the first warp may call it. Publishes this chunk's inclusive state.
+__device__ inline uint32_t look_back_one(uint32_t* states, int64_t chunk, uint32_t count) {
+  const uint32_t before = look_back(LookBackGroup(kWarpSize), states, 1, chunk, true);
+  if (lane_id() == 0) publish(states + chunk, inclusive_state(before + count));
+  return before;
+}
+
+}  // namespace zen::cuda

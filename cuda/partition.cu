@@ -1,0 +1,132 @@
+#include "cuda/partition.h"
+
+#include "cuda/chunk.cuh"
+#include "cuda/partition_block.cuh"
+#include "cuda/partition_two_pass.h"
+#include "cuda/rows.cuh"
+
+namespace zen::cuda {
+namespace {
+
+// Elements kept in shared memory until they are written; a denser chunk reads the rest again, from L2.
+template <typename Bits>
+constexpr uint32_t kStaged = (32 << 10) / sizeof(Bits);
+
+template <typename Bits>
+__global__ void __launch_bounds__(kThreads, 2) partition_elements(const __grid_constant__ PartitionParams params) {
+  ZEN_DYNAMIC_SHARED(memory);
+  SharedArena arena(memory);
+  const PartitionShared shared(arena, params.n.divisor, ElementChunk<Bits>::kPerBlock);
+  Bits* const staged = arena.take<Bits>(kStaged<Bits>);
+
+  PartitionBlock block(params, shared, ElementChunk<Bits>::kPerBlock);
+  const Bits* const x = static_cast<const Bits*>(params.x) + block.batch() * params.problem.units;
+  const ElementChunk<Bits> chunk(x, block.first_unit(), params.problem.units, shared.warp_totals);
+  chunk.for_each_nonzero([&](uint32_t rank, int offset, Bits element) {
+    shared.offsets[rank] = static_cast<uint16_t>(offset);
+    if (rank < kStaged<Bits>) staged[rank] = element;
+  });
+  block.sort(chunk.nonzeros());
+
+  Bits* const values = static_cast<Bits*>(params.values);
+  for (uint32_t s = threadIdx.x; s < chunk.nonzeros(); s += kThreads) {
+    const uint32_t j = shared.order[s];
+    const uint32_t offset = shared.offsets[j];
+    const PartitionBlock::Destination to = block.destination(s, offset);
+    if (to.slot < 0) continue;
+    params.positions[to.slot] = to.position;
+    values[to.slot] = j < kStaged<Bits> ? staged[j] : x[block.first_unit() + offset];
+  }
+}
+
+template <typename Bits>
+__global__ void __launch_bounds__(kThreads, 2) partition_rows(const __grid_constant__ PartitionParams params) {
+  ZEN_DYNAMIC_SHARED(memory);
+  SharedArena arena(memory);
+  const PartitionShared shared(arena, params.n.divisor, params.rows_per_chunk);
+  uint32_t* const words = arena.take<uint32_t>(bitmap_words(params.rows_per_chunk));
+
+  const int word_count = static_cast<int>(bitmap_words(params.rows_per_chunk));
+  if (threadIdx.x < word_count) words[threadIdx.x] = 0;
+  PartitionBlock block(params, shared, params.rows_per_chunk);
+  const int64_t width = params.problem.width;
+  const int64_t left = params.problem.units - block.first_unit();
+  const Bits* const rows =
+      static_cast<const Bits*>(params.x) + (block.batch() * params.problem.units + block.first_unit()) * width;
+  mark_nonzero_rows(rows, left < params.rows_per_chunk ? left : params.rows_per_chunk, width, words);
+  __syncthreads();
+  const uint32_t word = threadIdx.x < word_count ? words[threadIdx.x] : 0;
+  const BlockSum sum = block_exclusive_sum(__popc(word), shared.warp_totals);
+  expand_word(word, sum.before, shared.offsets);
+  block.sort(sum.total);
+
+  const int lanes = lanes_per_row(ceil_div(width, Vector<Bits>::kSize));
+  Bits* const values = static_cast<Bits*>(params.values);
+  for (uint32_t s = threadIdx.x / lanes; s < sum.total; s += kThreads / lanes) {
+    const uint32_t offset = shared.offsets[shared.order[s]];
+    const PartitionBlock::Destination to = block.destination(s, offset);
+    if (to.slot < 0) continue;
+    const int lane = lane_id() % lanes;
+    if (lane == 0) params.positions[to.slot] = to.position;
+    copy_row(values + to.slot * width, rows + offset * width, width, lane, lanes);
+  }
+}
+
+int64_t units_per_chunk(int64_t width, int64_t element_bytes) {
+  if (width > 1) return rows_per_chunk(width, element_bytes, 1);
+  return elements_per_chunk(element_bytes);
+}
+
+template <typename Bits>
+cudaError_t launch_one_pass(const PartitionParams& params, cudaStream_t stream) {
+  const PartitionProblem& problem = params.problem;
+  SharedArena arena = SharedArena::for_measuring();
+  const int64_t blocks = problem.batch * params.chunks;
+  if (problem.width > 1) {
+    PartitionShared(arena, params.n.divisor, params.rows_per_chunk);
+    arena.take<uint32_t>(bitmap_words(params.rows_per_chunk));
+    return launch(partition_rows<Bits>, blocks, arena.used(), stream, params);
+  }
+  PartitionShared(arena, params.n.divisor, ElementChunk<Bits>::kPerBlock);
+  arena.take<Bits>(kStaged<Bits>);
+  return launch(partition_elements<Bits>, blocks, arena.used(), stream, params);
+}
+
+}  // namespace
+
+int64_t partition_scratch_bytes(int64_t units, int64_t width, int64_t element_bytes, int64_t n, int64_t capacity) {
+  static_cast<void>(capacity);
+  if (units == 0 || width == 0) return 0;
+  if (n > kMaxOnePassServers) return two_pass_scratch_bytes(units, n);
+  return kTicketBytes + ceil_div(units, units_per_chunk(width, element_bytes)) * n * kStateBytes;
+}
+
+cudaError_t partition(const PartitionProblem& problem, Element element, uint32_t seed, const void* d_x,
+                      int32_t* d_positions, void* d_values, int32_t* d_counts, void* d_scratch, cudaStream_t stream) {
+  if (problem.batch == 0) return cudaSuccess;
+  if (problem.units == 0 || problem.width == 0) {
+    return cudaMemsetAsync(d_counts, 0, problem.batch * problem.n * sizeof(int32_t), stream);
+  }
+  if (problem.n > kMaxOnePassServers) {
+    return partition_two_pass(problem, element, seed, d_x, d_positions, d_values, d_counts, d_scratch, stream);
+  }
+  const int64_t bytes = element_bytes(element);
+  const int64_t per_chunk = units_per_chunk(problem.width, bytes);
+  PartitionParams params;
+  params.problem = problem;
+  params.n = SmallDivisor(static_cast<uint32_t>(problem.n));
+  params.seed = seed;
+  params.rows_per_chunk = static_cast<int32_t>(per_chunk);
+  params.chunks = ceil_div(problem.units, per_chunk);
+  params.x = d_x;
+  params.positions = d_positions;
+  params.values = d_values;
+  params.counts = d_counts;
+  params.ticket = static_cast<uint32_t*>(d_scratch);
+  params.states = params.ticket + kTicketBytes / kStateBytes;
+  const size_t state_bytes = problem.batch * params.chunks * problem.n * kStateBytes;
+  ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_scratch, 0, kTicketBytes + state_bytes, stream));
+  return visit_bits(element, [&](auto bits) { return launch_one_pass<decltype(bits)>(params, stream); });
+}
+
+}  // namespace zen::cuda

@@ -1,0 +1,212 @@
+// What a block of the one-pass partition does once it knows its chunk's non-zero units: sorts them by server, keeping
+// their order, and learns from the blocks before it where each server's run goes.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/common/divide.h"
+#include "cuda/common/hash.h"
+#include "cuda/look_back.cuh"
+#include "cuda/partition.h"
+
+namespace zen::cuda {
+
+// Where a unit of the chunk belongs.
+struct UnitPlace {
+  uint32_t tile;  // counted from the chunk's first tile
+  uint32_t server;
+};
+
+// The tiles that a chunk of consecutive units touches.
+struct ChunkTiles {
+  uint32_t first_tile;
+  uint32_t first_offset;  // of the chunk's first unit in that tile
+
+  ZEN_HOST_DEVICE UnitPlace place(uint32_t offset_in_chunk, SmallDivisor n, uint32_t seed) const {
+    const uint32_t unit = first_offset + offset_in_chunk;
+    const uint32_t tile = n.quotient(unit);
+    const uint32_t rotation = tile_rotation(first_tile + tile, n.divisor, seed);
+    return {tile, server_in_tile(n.remainder(unit, tile), rotation, n.divisor)};
+  }
+};
+
+ZEN_HOST_DEVICE ChunkTiles chunk_tiles(int64_t first_unit, uint32_t n) {
+  const int64_t tile = first_unit / n;
+  return {static_cast<uint32_t>(tile), static_cast<uint32_t>(first_unit - tile * n)};
+}
+
+struct PartitionParams {
+  PartitionProblem problem;
+  SmallDivisor n;
+  uint32_t seed;
+  int32_t rows_per_chunk;  // of the kernel for rows
+  int64_t chunks;          // of one batch item
+  const void* x;
+  int32_t* positions;
+  void* values;
+  int32_t* counts;
+  uint32_t* ticket;
+  uint32_t* states;  // [batch, chunks, n]
+};
+
+// A block's shared memory. Lists of units hold 16-bit offsets; `order` is the list of ranks in `offsets`, by server.
+struct PartitionShared {
+  // A row of the histogram is padded to a whole number of words: threads handle two servers, packed in one word, at a
+  // time. No field overflows, as a chunk has at most 2^14 units.
+  static constexpr int kMaxUnits = 1 << 14;
+
+  uint32_t* warp_totals;  // [kWarps]
+  uint32_t* ticket;       // [1]
+  int32_t* starts;        // [n + 1], where each server's run starts in `order`
+  int32_t* shifts;        // [n], from a place in `order` to a slot of the server's bucket
+  uint16_t* histogram;    // [kWarps, n rounded up to even]
+  uint16_t* offsets;      // [units]
+  uint16_t* order;        // [units]
+
+  __host__ __device__ PartitionShared(SharedArena& arena, uint32_t n, uint32_t units) {
+    warp_totals = arena.take<uint32_t>(kWarps);
+    ticket = arena.take<uint32_t>(1);
+    starts = arena.take<int32_t>(n + 1);
+    shifts = arena.take<int32_t>(n);
+    histogram = arena.take<uint16_t>(kWarps * histogram_stride(n));
+    offsets = arena.take<uint16_t>(units);
+    order = arena.take<uint16_t>(units);
+  }
+
+  __host__ __device__ static uint32_t histogram_stride(uint32_t n) { return (n + 1) / 2 * 2; }
+};
+
+class PartitionBlock {
+ public:
+  // Takes the next chunk; has a barrier, after which the histogram may be in use.
+  __device__ PartitionBlock(const PartitionParams& params, const PartitionShared& shared, int64_t units_per_chunk)
+      : params_(params), shared_(shared), n_(params.n.divisor) {
+    uint32_t* const words = reinterpret_cast<uint32_t*>(shared.histogram);
+    for (uint32_t i = threadIdx.x; i < kWarps * words_per_row(); i += kThreads) words[i] = 0;
+    const int64_t id = take_ticket(params.ticket, shared.ticket);
+    batch_ = id / params.chunks;
+    chunk_ = id - batch_ * params.chunks;
+    first_unit_ = chunk_ * units_per_chunk;
+    tiles_ = chunk_tiles(first_unit_, n_);
+    states_ = params.states + batch_ * params.chunks * n_;
+  }
+
+  __device__ int64_t batch() const { return batch_; }
+  __device__ int64_t first_unit() const { return first_unit_; }
+
+  // Sorts the `units` entries of shared.offsets by server into shared.order. Starts and ends with a barrier.
+  __device__ void sort(uint32_t units) {
+    const uint32_t per_warp = (units + kThreads - 1) / kThreads * kWarpSize;
+    const uint32_t begin = warp_id() * per_warp;
+    const uint32_t end = min(units, begin + per_warp);
+    __syncthreads();
+    count_servers(begin, end);
+    __syncthreads();
+    publish_counts_and_place_runs();
+    __syncthreads();
+    rank(begin, end);
+    find_buckets();
+    __syncthreads();
+  }
+
+  // The slot of the bucket, in units from the start of positions and values, for place `s` of shared.order, and the
+  // unit's tile; slot -1 where the bucket is full.
+  struct Destination {
+    int64_t slot;
+    int32_t position;
+  };
+  __device__ Destination destination(uint32_t s, uint32_t offset) const {
+    const UnitPlace place = tiles_.place(offset, params_.n, params_.seed);
+    const int64_t slot = static_cast<int64_t>(s) + shared_.shifts[place.server];
+    const int64_t capacity = params_.problem.capacity;
+    const int64_t bucket = batch_ * n_ + place.server;
+    return {slot < capacity ? bucket * capacity + slot : -1, static_cast<int32_t>(tiles_.first_tile + place.tile)};
+  }
+
+ private:
+  __device__ uint32_t words_per_row() const { return PartitionShared::histogram_stride(n_) / 2; }
+
+  // Each warp counts its own part of the list.
+  __device__ void count_servers(uint32_t begin, uint32_t end) {
+    uint32_t* const words = reinterpret_cast<uint32_t*>(shared_.histogram) + warp_id() * words_per_row();
+    for (uint32_t j = begin + lane_id(); j < end; j += kWarpSize) {
+      const uint32_t server = tiles_.place(shared_.offsets[j], params_.n, params_.seed).server;
+      atomicAdd(words + server / 2, server % 2 ? 1u << 16 : 1u);
+    }
+  }
+
+  // Publishes the chunk's partial counts, then turns the histogram into the place in `order` at which each warp's run
+  // of each server starts.
+  __device__ void publish_counts_and_place_runs() {
+    const uint32_t pair = threadIdx.x;
+    uint32_t* const column = reinterpret_cast<uint32_t*>(shared_.histogram) + pair;
+    const uint32_t row = words_per_row();
+    uint32_t packed = 0;
+    if (pair < row) {
+      for (int w = 0; w < kWarps; ++w) {
+        const uint32_t counts = column[w * row];
+        column[w * row] = packed;
+        packed += counts;
+      }
+    }
+    const uint32_t low = packed & 0xffffu, high = packed >> 16;
+    uint32_t* const states = states_ + chunk_ * n_;
+    if (2 * pair < n_) publish(states + 2 * pair, partial_state(low));
+    if (2 * pair + 1 < n_) publish(states + 2 * pair + 1, partial_state(high));
+
+    const BlockSum sum = block_exclusive_sum(low + high, shared_.warp_totals);
+    if (pair < row) {
+      const uint32_t start = sum.before | (sum.before + low) << 16;
+      for (int w = 0; w < kWarps; ++w) column[w * row] += start;
+      shared_.starts[2 * pair] = static_cast<int32_t>(sum.before);
+      if (2 * pair + 1 < n_) shared_.starts[2 * pair + 1] = static_cast<int32_t>(sum.before + low);
+    }
+    if (threadIdx.x == 0) shared_.starts[n_] = static_cast<int32_t>(sum.total);
+  }
+
+  // A stable counting sort within the warp's part: equal servers among 32 neighbours keep their order, as do rounds.
+  __device__ void rank(uint32_t begin, uint32_t end) {
+    uint16_t* const next = shared_.histogram + warp_id() * PartitionShared::histogram_stride(n_);
+    for (uint32_t base = begin; base < end; base += kWarpSize) {
+      const uint32_t j = base + lane_id();
+      const bool active = j < end;
+      const uint32_t server = active ? tiles_.place(shared_.offsets[j], params_.n, params_.seed).server : n_;
+      const uint32_t peers = __match_any_sync(kFullWarp, server);
+      const uint32_t before = __popc(peers & ((1u << lane_id()) - 1u));
+      if (active) shared_.order[next[server] + before] = static_cast<uint16_t>(j);
+      __syncwarp();
+      if (active && before == 0) next[server] += static_cast<uint16_t>(__popc(peers));
+      __syncwarp();
+    }
+  }
+
+  // Looks back for all servers at once, as many lanes for each as there are threads.
+  __device__ void find_buckets() {
+    int lanes = kWarpSize;
+    while (lanes > 1 && static_cast<uint32_t>(kThreads / lanes) < n_) lanes /= 2;
+    const LookBackGroup group(lanes);
+    const uint32_t at_once = kThreads / lanes;
+    for (uint32_t base = 0; base < n_; base += at_once) {
+      const uint32_t server = base + threadIdx.x / lanes;
+      const bool wanted = server < n_;
+      const uint32_t before = look_back(group, states_ + server, n_, chunk_, wanted);
+      if (!wanted || group.lane != 0) continue;
+      const int32_t start = shared_.starts[server];
+      const uint32_t through = before + static_cast<uint32_t>(shared_.starts[server + 1] - start);
+      publish(states_ + chunk_ * n_ + server, inclusive_state(through));
+      shared_.shifts[server] = static_cast<int32_t>(before) - start;
+      if (chunk_ == params_.chunks - 1) params_.counts[batch_ * n_ + server] = static_cast<int32_t>(through);
+    }
+  }
+
+  const PartitionParams& params_;
+  const PartitionShared& shared_;
+  const uint32_t n_;
+  int64_t batch_;
+  int64_t chunk_;
+  int64_t first_unit_;
+  ChunkTiles tiles_;
+  uint32_t* states_;
+};
+
+}  // namespace zen::cuda

@@ -1,0 +1,46 @@
+// Elements as bits, moved 16 bytes at a time where the address allows it.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "cuda/common/bits.h"
+#include "cuda/launch.cuh"
+
+namespace zen::cuda {
+
+constexpr int kVectorBytes = 16;
+
+ZEN_HOST_DEVICE bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0; }
+
+template <typename Bits>
+struct Vector {
+  static constexpr int kSize = kVectorBytes / static_cast<int>(sizeof(Bits));
+  Bits at[kSize];
+};
+
+// Elements first .. first + kSize - 1 of `source`; those at or beyond `limit` are 0. They are read once, so they are
+// marked first to leave the cache. `aligned`: source + first is a multiple of 16 bytes.
+template <typename Bits>
+__device__ inline Vector<Bits> load_vector(const Bits* source, int64_t first, int64_t limit, bool aligned) {
+  Vector<Bits> vector;
+  if (aligned && first + Vector<Bits>::kSize <= limit) {
+    const uint4 raw = __ldcs(reinterpret_cast<const uint4*>(source + first));
+    memcpy(&vector, &raw, sizeof(raw));
+  } else {
+#pragma unroll
+    for (int k = 0; k < Vector<Bits>::kSize; ++k) vector.at[k] = first + k < limit ? source[first + k] : Bits{0};
+  }
+  return vector;
+}
+
+// Bit k is set iff element k is non-zero.
+template <typename Bits>
+__device__ inline uint32_t nonzero_mask(const Vector<Bits>& vector) {
+  uint32_t mask = 0;
+#pragma unroll
+  for (int k = 0; k < Vector<Bits>::kSize; ++k) mask |= static_cast<uint32_t>(is_nonzero(vector.at[k])) << k;
+  return mask;
+}
+
+}  // namespace zen::cuda
