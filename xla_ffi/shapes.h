@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
+#include "cuda/common/problem.h"
 #include "xla/ffi/api/ffi.h"
-#include "xla_ffi/problem.h"
 
 namespace zen {
 

@@ -1,0 +1,41 @@
+// What a native module exposes, written once for nanobind and pybind11: both call the same things the same way.
+#pragma once
+
+#include <utility>
+
+#include "xla_ffi/registration.h"
+#if defined(ZEN_WITH_CUDA)
+#include "cuda/aggregate.h"
+#include "cuda/hash_bitmap_decode.h"
+#include "cuda/hash_bitmap_encode.h"
+#include "cuda/partition.h"
+#else
+#include "xla_ffi/cpu/isa.h"
+#endif
+
+namespace zen {
+
+// Dict and Capsule are the binding library's types; a capsule without a name is what jax.ffi.register_ffi_target takes.
+template <typename Dict, typename Capsule>
+Dict registrations_dict() {
+  Dict dict;
+  for (const Registration& entry : registrations()) dict[entry.target] = Capsule(reinterpret_cast<void*>(entry.handler));
+  return dict;
+}
+
+template <typename Dict, typename Capsule, typename Module>
+void define_module(Module& m) {
+  m.def("registrations", &registrations_dict<Dict, Capsule>, "Capsules of the XLA FFI handlers by target name.");
+  m.def("ffi_api_version", [] { return std::pair<int, int>(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); },
+        "Version (major, minor) of the XLA FFI headers that this was built with.");
+#if defined(ZEN_WITH_CUDA)
+  m.def("partition_scratch_bytes", &partition_scratch_bytes, "Bytes for (units, width, itemsize, n, capacity).");
+  m.def("aggregate_scratch_bytes", &aggregate_scratch_bytes, "Bytes for (size, width, itemsize, n, capacity).");
+  m.def("encode_scratch_bytes", &encode_scratch_bytes, "Bytes for (size, width, itemsize, capacity).");
+  m.def("decode_scratch_bytes", &decode_scratch_bytes, "Bytes for (units, width, itemsize, n, capacity).");
+#else
+  m.def("isa", [] { return chosen_isa().name; }, "The instruction set in use: avx512, avx2 or scalar.");
+#endif
+}
+
+}  // namespace zen

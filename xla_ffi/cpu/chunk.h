@@ -1,0 +1,27 @@
+// The chunk of units that a scan lists before its non-zeros are dealt out.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "xla_ffi/cpu/isa.h"
+
+namespace zen {
+
+// Chunks hold whole 64-bit masks.
+constexpr int64_t kChunkGrain = 64;
+constexpr int64_t kChunkBytes = 16 << 10;
+
+inline int64_t chunk_units(int64_t unit_bytes) {
+  return std::clamp(kChunkBytes / unit_bytes / kChunkGrain * kChunkGrain, kChunkGrain, kChunkUnits);
+}
+
+// Where scan() and route() leave what they find.
+struct ChunkLists {
+  uint64_t masks[kChunkUnits / kChunkGrain];
+  uint16_t units[kChunkUnits + kListSlack];
+  int32_t tiles[kChunkUnits + kListSlack];
+  uint32_t servers[kChunkUnits + kListSlack];
+};
+
+}  // namespace zen

@@ -1,0 +1,135 @@
+#include "xla_ffi/cpu/hash_bitmap_decode.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "cuda/common/bits.h"
+#include "xla_ffi/cpu/memory.h"
+#include "xla_ffi/cpu/split.h"
+
+namespace zen {
+namespace {
+
+// A block of the output is put together in the first-level cache and then streamed out.
+constexpr int64_t kBlockBytes = 16 << 10;
+constexpr int64_t kMaxBlockTiles = 4096;
+constexpr int64_t kMinStreamBytes = 1 << 20;
+// Ranges start at whole words of every bitmap.
+constexpr int64_t kTileGrain = 64;
+
+// The largest power of two of tiles that fits a block, at least one.
+int64_t block_tiles(int64_t tile_bytes) {
+  int64_t tiles = 1;
+  while (tiles < kMaxBlockTiles && 2 * tiles * tile_bytes <= kBlockBytes) tiles *= 2;
+  return tiles;
+}
+
+// How many set bits each of `n` bitmaps has before bit range.begin of every range.
+std::vector<int64_t> ranks_before(const uint32_t* words, int64_t stride, int64_t n, int64_t tiles, int64_t ranges,
+                                  const Parallel& parallel) {
+  std::vector<int64_t> ranks(ranges * n);
+  if (ranges == 1) return ranks;
+  parallel.run(ranges - 1, [&](int64_t r) {
+    const Range range = range_of(r, ranges, tiles, kTileGrain);
+    for (int64_t server = 0; server < n; ++server) {
+      const uint32_t* bitmap = words + server * stride;
+      int64_t set = 0;
+      for (int64_t w = range.begin / kBitsPerWord; w < bitmap_words(range.end); ++w) {
+        set += __builtin_popcount(bitmap[w]);
+      }
+      ranks[(r + 1) * n + server] = set;
+    }
+  });
+  for (int64_t i = 2 * n; i < ranges * n; ++i) ranks[i] += ranks[i - n];
+  return ranks;
+}
+
+// Decodes tiles block after block; ranks[server] moves along.
+template <typename Bits>
+class BlockDecoder {
+ public:
+  BlockDecoder(const DecodeProblem& p, const uint32_t* words, const Bits* values, uint32_t seed, const Isa& isa)
+      : p_(p),
+        words_(words),
+        values_(values),
+        seed_(seed),
+        isa_(isa),
+        block_tiles_(block_tiles(p.n * p.width * sizeof(Bits))),
+        streams_(p.units * p.width * static_cast<int64_t>(sizeof(Bits)) >= kMinStreamBytes),
+        block_(block_tiles_ * p.n * p.width),
+        list_(block_tiles_ + kListSlack),
+        units_(block_tiles_ + kListSlack) {}
+
+  void decode(Range tiles, int64_t* ranks, Bits* out) {
+    for (int64_t tile = tiles.begin; tile < tiles.end; tile += block_tiles_) {
+      const int64_t end = std::min(tile + block_tiles_, tiles.end);
+      fill_block(tile, end, ranks);
+      const int64_t unit = tile * p_.n;
+      const int64_t bytes = (std::min(end * p_.n, p_.units) - unit) * p_.width * static_cast<int64_t>(sizeof(Bits));
+      if (streams_) {
+        isa_.stream(out + unit * p_.width, block_.data(), bytes);
+      } else {
+        std::memcpy(out + unit * p_.width, block_.data(), bytes);
+      }
+    }
+    isa_.fence();
+  }
+
+ private:
+  void fill_block(int64_t tile, int64_t end, int64_t* ranks) {
+    std::fill(block_.begin(), block_.end(), Bits{0});
+    for (int64_t server = 0; server < p_.n; ++server) {
+      const int64_t count = isa_.list_bits(words_ + server * p_.words, tile, end, list_.data());
+      isa_.place(list_.data(), count, static_cast<uint32_t>(tile), static_cast<uint32_t>(server),
+                 static_cast<uint32_t>(p_.n), seed_, units_.data());
+      const int64_t here = std::clamp<int64_t>(p_.capacity - ranks[server], 0, count);
+      const Bits* const values = values_ + (server * p_.capacity + ranks[server]) * p_.width;
+      for (int64_t i = 0; i < here; ++i) {
+        copy_unit(block_.data() + units_[i] * p_.width, values + i * p_.width, p_.width);
+      }
+      ranks[server] += count;
+    }
+  }
+
+  const DecodeProblem& p_;
+  const uint32_t* const words_;
+  const Bits* const values_;
+  const uint32_t seed_;
+  const Isa& isa_;
+  const int64_t block_tiles_;
+  const bool streams_;
+  std::vector<Bits> block_;
+  std::vector<uint16_t> list_;
+  std::vector<uint32_t> units_;
+};
+
+}  // namespace
+
+template <typename Bits>
+void hash_bitmap_decode(const DecodeProblem& p, const uint32_t* words, const Bits* values, uint32_t seed, Bits* out,
+                        const Context& context) {
+  const int64_t item_bytes = p.units * p.width * static_cast<int64_t>(sizeof(Bits));
+  if (item_bytes == 0) return;
+  advise_huge_pages(out, p.batch * item_bytes);
+  const int64_t tiles = ceil_div(p.units, p.n);
+  const int64_t ranges = ranges_per_item(p.batch, item_bytes, 4, context.parallel);
+  const Parallel& parallel = context.parallel;
+  // Bitmaps of different items lie one behind another, so they count as one long row of servers.
+  std::vector<int64_t> ranks = ranks_before(words, p.words, p.batch * p.n, tiles, ranges, parallel);
+  parallel.run(p.batch * ranges, [&](int64_t task) {
+    const int64_t b = task / ranges, r = task % ranges;
+    BlockDecoder<Bits> decoder(p, words + b * p.n * p.words, values + b * p.n * p.capacity * p.width, seed,
+                               context.isa);
+    decoder.decode(range_of(r, ranges, tiles, kTileGrain), &ranks[(r * p.batch + b) * p.n],
+                   out + b * p.units * p.width);
+  });
+}
+
+template void hash_bitmap_decode(const DecodeProblem&, const uint32_t*, const uint16_t*, uint32_t, uint16_t*,
+                                 const Context&);
+template void hash_bitmap_decode(const DecodeProblem&, const uint32_t*, const uint32_t*, uint32_t, uint32_t*,
+                                 const Context&);
+template void hash_bitmap_decode(const DecodeProblem&, const uint32_t*, const uint64_t*, uint32_t, uint64_t*,
+                                 const Context&);
+
+}  // namespace zen

@@ -1,0 +1,71 @@
+// What the kernels ask of an instruction set, a cache-sized chunk at a time, and the choice of one at run time.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace zen {
+
+// Units that one call of scan() may cover, and the room that lists need beyond their entries: whole vectors are stored.
+constexpr int64_t kChunkUnits = 4096;
+constexpr int64_t kListSlack = 64;
+
+// Where the units of a list lie: unit `list[i]` of a chunk that starts at offset `first` of tile `tile`.
+struct ChunkOrigin {
+  uint32_t tile;
+  uint32_t first;
+};
+
+struct Isa {
+  template <typename Bits>
+  using Scan = int64_t (*)(const Bits* x, int64_t width, int64_t units, uint64_t* masks, uint16_t* list);
+
+  const char* name;
+
+  // Sets bit u % 64 of masks[u / 64] for every non-zero unit u < units, lists these u, and returns how many.
+  Scan<uint16_t> scan16;
+  Scan<uint32_t> scan32;
+  Scan<uint64_t> scan64;
+
+  // The tile and the server of every listed unit of a chunk.
+  void (*route)(const uint16_t* list, int64_t count, ChunkOrigin origin, uint32_t n, uint32_t seed, int32_t* tiles,
+                uint32_t* servers);
+
+  // Lists begin-relative positions of the set bits in [begin, end) of a bitmap, and returns how many. begin is a multiple of
+  // the largest power of two, up to 64, that is not above end - begin rounded up to one.
+  int64_t (*list_bits)(const uint32_t* words, int64_t begin, int64_t end, uint16_t* list);
+
+  // Rotations of `count` consecutive tiles.
+  void (*rotations)(uint32_t tile, int64_t count, uint32_t n, uint32_t seed, uint32_t* out);
+
+  // Where in a block of tiles that starts at `tile` the units lie that `server` owns in the listed tiles.
+  void (*place)(const uint16_t* list, int64_t count, uint32_t tile, uint32_t server, uint32_t n, uint32_t seed,
+                uint32_t* units);
+
+  // Copies past the caches. fence() orders such copies before whatever the thread publishes next.
+  void (*stream)(void* to, const void* from, int64_t bytes);
+  void (*fence)();
+
+  template <typename Bits>
+  Scan<Bits> scan() const {
+    if constexpr (std::is_same_v<Bits, uint16_t>) return scan16;
+    if constexpr (std::is_same_v<Bits, uint32_t>) return scan32;
+    if constexpr (std::is_same_v<Bits, uint64_t>) return scan64;
+  }
+};
+
+// Those this machine can run, best first; the last is always "scalar".
+std::vector<const Isa*> available_isas();
+
+// The best one, or that named by the environment variable ZEN_JAX_CPU_ISA if the machine has it. Read once.
+const Isa& chosen_isa();
+
+extern const Isa kScalarIsa;
+#if defined(__x86_64__)
+extern const Isa kAvx2Isa;
+extern const Isa kAvx512Isa;
+#endif
+
+}  // namespace zen

@@ -1,0 +1,86 @@
+// x86-64 with AVX-512 (Ice Lake and Zen 4 on). The pragma comes after the system's headers: only our own functions are
+// built for it.
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#if defined(__clang__)
+#pragma clang attribute push(                                                                              \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,avx2,bmi,bmi2,popcnt"))), \
+    apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,avx2,bmi,bmi2,popcnt,prefer-vector-width=512")
+#endif
+
+#include "xla_ffi/cpu/isa_impl.h"
+
+namespace zen {
+namespace {
+
+struct Avx512 {
+  static __m512i load(const void* x) { return _mm512_loadu_si512(x); }
+
+  static uint64_t nonzero_mask(const uint16_t* x) {
+    const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+    const uint64_t low = _mm512_test_epi16_mask(load(x), magnitude);
+    const uint64_t high = _mm512_test_epi16_mask(load(x + 32), magnitude);
+    return low | high << 32;
+  }
+
+  static uint64_t nonzero_mask(const uint32_t* x) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    uint64_t mask = 0;
+    for (int i = 0; i < 4; ++i) {
+      mask |= static_cast<uint64_t>(_mm512_test_epi32_mask(load(x + 16 * i), magnitude)) << (16 * i);
+    }
+    return mask;
+  }
+
+  static uint64_t nonzero_mask(const uint64_t* x) {
+    const __m512i magnitude = _mm512_set1_epi64(0x7fffffffffffffff);
+    uint64_t mask = 0;
+    for (int i = 0; i < 8; ++i) {
+      mask |= static_cast<uint64_t>(_mm512_test_epi64_mask(load(x + 8 * i), magnitude)) << (8 * i);
+    }
+    return mask;
+  }
+
+  static uint64_t every_nth_bit(uint64_t mask, int64_t n) {
+    return _pext_u64(mask, n == 64 ? 1 : ~uint64_t{0} / ((uint64_t{1} << n) - 1));
+  }
+
+  static int64_t list(uint64_t mask, int64_t base, uint16_t* out) {
+    alignas(64) static constexpr uint16_t kIota[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                                       16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+    const __m512i low = _mm512_add_epi16(load(kIota), _mm512_set1_epi16(static_cast<int16_t>(base)));
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(32));
+    const int64_t low_count = __builtin_popcount(static_cast<uint32_t>(mask));
+    _mm512_storeu_si512(out, _mm512_maskz_compress_epi16(static_cast<uint32_t>(mask), low));
+    _mm512_storeu_si512(out + low_count, _mm512_maskz_compress_epi16(static_cast<uint32_t>(mask >> 32), high));
+    return __builtin_popcountll(mask);
+  }
+
+  static void stream_line(char* to, const char* from) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), load(from));
+  }
+
+  static void fence() { _mm_sfence(); }
+};
+
+}  // namespace
+
+const Isa kAvx512Isa = IsaImpl<Avx512>::table("avx512");
+
+}  // namespace zen
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+#endif  // __x86_64__

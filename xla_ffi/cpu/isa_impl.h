@@ -1,0 +1,171 @@
+// Everything of an instruction set that is not its vectors, written once: `Arch` brings three vector operations, and the
+// compiler vectorises the loops for the instruction set of the including file. All of it has internal linkage, so that
+// no function built for a newer instruction set stands in for the portable one at link time.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "cuda/common/bits.h"
+#include "cuda/common/hash.h"
+#include "xla_ffi/cpu/isa.h"
+
+namespace zen {
+namespace {
+
+constexpr int64_t kMaskBits = 64;
+constexpr int64_t kVectorEntries = 16;
+// How far ahead of a scan to prefetch: about a chunk, so that memory stays busy while the chunk's non-zeros are dealt out.
+constexpr int64_t kPrefetchBytes = 8192;
+constexpr int64_t kCacheLine = 64;
+
+// Loops over lists run to a whole number of vectors; lists have the room.
+inline int64_t padded(int64_t count) { return (count + kVectorEntries - 1) / kVectorEntries * kVectorEntries; }
+
+template <typename Bits>
+inline bool any_nonzero(const Bits* x, int64_t count) {
+  Bits any = 0;
+  for (int64_t i = 0; i < count; ++i) any |= static_cast<Bits>(x[i] << 1);
+  return any != 0;
+}
+
+// Lists the set bits four at a time: the count of fours is predictable, the count of bits is not.
+inline int64_t list_by_fours(uint64_t mask, int64_t base, uint16_t* list) {
+  constexpr uint64_t kNeverZero = uint64_t{1} << 63;
+  const int64_t count = __builtin_popcountll(mask);
+  for (int64_t i = 0; i < count; i += 4) {
+    for (int64_t j = 0; j < 4; ++j) {
+      list[i + j] = static_cast<uint16_t>(base + __builtin_ctzll(mask | kNeverZero));
+      mask &= mask - 1;
+    }
+  }
+  return count;
+}
+
+template <typename Arch>
+struct IsaImpl {
+  // ---- scan ----
+
+  template <typename Bits>
+  static uint64_t units_mask(const Bits* x, int64_t width, int64_t units) {
+    uint64_t mask = 0;
+    for (int64_t u = 0; u < units; ++u) mask |= static_cast<uint64_t>(row_is_nonzero(x + u * width, width)) << u;
+    return mask;
+  }
+
+  template <typename Bits>
+  static bool row_is_nonzero(const Bits* row, int64_t width) {
+    int64_t i = 0;
+    for (; i + kMaskBits <= width; i += kMaskBits) {
+      if (Arch::nonzero_mask(row + i) != 0) return true;
+    }
+    return any_nonzero(row + i, width - i);
+  }
+
+  // 64 units whose width divides 64: the mask of elements, folded so that a unit's first bit stands for all of it.
+  template <typename Bits>
+  static uint64_t narrow_units_mask(const Bits* x, int64_t width) {
+    const int64_t units = kMaskBits / width;
+    uint64_t mask = 0;
+    for (int64_t block = 0; block < width; ++block) {
+      uint64_t elements = Arch::nonzero_mask(x + block * kMaskBits);
+      for (int64_t shift = 1; shift < width; shift *= 2) elements |= elements >> shift;
+      mask |= Arch::every_nth_bit(elements, width) << (block * units);
+    }
+    return mask;
+  }
+
+  template <typename Bits>
+  static void prefetch(const Bits* x, int64_t elements) {
+    const char* from = reinterpret_cast<const char*>(x) + kPrefetchBytes;
+    for (int64_t byte = 0; byte < elements * static_cast<int64_t>(sizeof(Bits)); byte += kCacheLine) {
+      __builtin_prefetch(from + byte);
+    }
+  }
+
+  template <typename Bits>
+  static int64_t scan(const Bits* x, int64_t width, int64_t units, uint64_t* masks, uint16_t* list) {
+    const bool narrow = kMaskBits % width == 0;
+    int64_t count = 0;
+    for (int64_t u = 0; u < units; u += kMaskBits) {
+      const Bits* block = x + u * width;
+      uint64_t mask;
+      if (units - u < kMaskBits) {
+        mask = units_mask(block, width, units - u);
+      } else if (width == 1) {
+        prefetch(block, kMaskBits);
+        mask = Arch::nonzero_mask(block);
+      } else if (narrow) {
+        mask = narrow_units_mask(block, width);
+      } else {
+        mask = units_mask(block, width, kMaskBits);
+      }
+      masks[u / kMaskBits] = mask;
+      count += Arch::list(mask, u, list + count);
+    }
+    return count;
+  }
+
+  // ---- hashing ----
+
+  static void route(const uint16_t* list, int64_t count, ChunkOrigin origin, uint32_t n, uint32_t seed, int32_t* tiles,
+                    uint32_t* servers) {
+    // (v + 1/2) / n lies at least 1/(2n) from an integer, and for v < 2^17 its rounding error is below 2^-5 / n.
+    static_assert(65535 + kChunkUnits < 1 << 17, "the quotient by a float reciprocal would be inexact");
+    const float reciprocal = 1.0f / static_cast<float>(n);
+    for (int64_t i = 0; i < padded(count); ++i) {
+      const uint32_t v = origin.first + list[i];
+      const uint32_t quotient =
+          static_cast<uint32_t>(static_cast<int32_t>((static_cast<float>(static_cast<int32_t>(v)) + 0.5f) * reciprocal));
+      const uint32_t tile = origin.tile + quotient;
+      tiles[i] = static_cast<int32_t>(tile);
+      servers[i] = server_in_tile(v - quotient * n, tile_rotation(tile, n, seed), n);
+    }
+  }
+
+  static void rotations(uint32_t tile, int64_t count, uint32_t n, uint32_t seed, uint32_t* out) {
+    for (int64_t i = 0; i < padded(count); ++i) out[i] = tile_rotation(tile + static_cast<uint32_t>(i), n, seed);
+  }
+
+  static void place(const uint16_t* list, int64_t count, uint32_t tile, uint32_t server, uint32_t n, uint32_t seed,
+                    uint32_t* units) {
+    for (int64_t i = 0; i < padded(count); ++i) {
+      const uint32_t t = list[i];
+      units[i] = t * n + offset_in_tile(server, tile_rotation(tile + t, n, seed), n);
+    }
+  }
+
+  // ---- bitmaps ----
+
+  static int64_t list_bits(const uint32_t* words, int64_t begin, int64_t end, uint16_t* list) {
+    int64_t count = 0;
+    for (int64_t t = begin; t < end; t += kMaskBits) {
+      uint64_t mask = words[t / kBitsPerWord] >> (t % kBitsPerWord);
+      if (end - t > kBitsPerWord) mask |= static_cast<uint64_t>(words[t / kBitsPerWord + 1]) << kBitsPerWord;
+      if (end - t < kMaskBits) mask &= (uint64_t{1} << (end - t)) - 1;
+      count += Arch::list(mask, t - begin, list + count);
+    }
+    return count;
+  }
+
+  // ---- streaming ----
+
+  static void stream(void* to, const void* from, int64_t bytes) {
+    char* out = static_cast<char*>(to);
+    const char* in = static_cast<const char*>(from);
+    const int64_t misaligned = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) % kCacheLine);
+    const int64_t head = misaligned == 0 ? 0 : kCacheLine - misaligned;
+    int64_t byte = head < bytes ? head : bytes;
+    std::memcpy(out, in, byte);
+    for (; byte + kCacheLine <= bytes; byte += kCacheLine) Arch::stream_line(out + byte, in + byte);
+    std::memcpy(out + byte, in + byte, bytes - byte);
+  }
+
+  static constexpr Isa table(const char* name) {
+    return {name,   scan<uint16_t>, scan<uint32_t>, scan<uint64_t>, route, list_bits, rotations, place,
+            stream, Arch::fence};
+  }
+};
+
+}  // namespace
+}  // namespace zen

@@ -1,0 +1,39 @@
+// Small helpers for memory that kernels read and write.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace zen {
+
+// Copies one unit. Width 1 is worth its own branch: a memcpy of unknown size is a call.
+template <typename T>
+inline void copy_unit(T* to, const T* from, int64_t width) {
+  if (width == 1) {
+    *to = *from;
+  } else {
+    std::memcpy(to, from, width * sizeof(T));
+  }
+}
+
+// Asks for huge pages under a buffer about to be written whole: a fresh one costs a fault a page, more than the writing.
+// Below this size the allocator reuses pages that are already mapped.
+constexpr int64_t kHugePageMinBytes = 32 << 20;
+
+inline void advise_huge_pages(void* data, int64_t bytes) {
+#if defined(__linux__)
+  constexpr uintptr_t kHugePage = 2 << 20;
+  if (bytes < kHugePageMinBytes) return;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + kHugePage - 1) / kHugePage * kHugePage;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePage * kHugePage;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)data, (void)bytes;
+#endif
+}
+
+}  // namespace zen

@@ -1,0 +1,25 @@
+// How the kernels use threads: they see this interface, and the handlers bring XLA's pool to it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace zen {
+
+class Parallel {
+ public:
+  virtual ~Parallel() = default;
+  virtual int64_t threads() const = 0;
+  // Calls body(0) .. body(tasks - 1), in any order and on any thread, and returns when all have returned.
+  virtual void run(int64_t tasks, const std::function<void(int64_t)>& body) const = 0;
+};
+
+class Serial final : public Parallel {
+ public:
+  int64_t threads() const override { return 1; }
+  void run(int64_t tasks, const std::function<void(int64_t)>& body) const override {
+    for (int64_t task = 0; task < tasks; ++task) body(task);
+  }
+};
+
+}  // namespace zen

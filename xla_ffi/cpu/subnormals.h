@@ -1,0 +1,45 @@
+// XLA runs its CPU code with subnormals flushed to zero; sums that lose nothing need them.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace zen {
+
+// While it lives, this thread's arithmetic keeps subnormals.
+class KeepSubnormals {
+ public:
+  KeepSubnormals() : saved_(control()) { set_control(saved_ & ~kFlushBits); }
+  ~KeepSubnormals() { set_control(saved_); }
+  KeepSubnormals(const KeepSubnormals&) = delete;
+  KeepSubnormals& operator=(const KeepSubnormals&) = delete;
+
+ private:
+#if defined(__x86_64__)
+  using Control = unsigned int;
+  static constexpr Control kFlushBits = 0x8040;  // flush to zero, denormals are zero
+  static Control control() { return _mm_getcsr(); }
+  static void set_control(Control value) { _mm_setcsr(value); }
+#elif defined(__aarch64__)
+  using Control = uint64_t;
+  static constexpr Control kFlushBits = uint64_t{1} << 24;  // FPCR.FZ
+  static Control control() {
+    Control value;
+    asm volatile("mrs %0, fpcr" : "=r"(value));
+    return value;
+  }
+  static void set_control(Control value) { asm volatile("msr fpcr, %0" : : "r"(value)); }
+#else
+  using Control = unsigned int;
+  static constexpr Control kFlushBits = 0;
+  static Control control() { return 0; }
+  static void set_control(Control) {}
+#endif
+
+  const Control saved_;
+};
+
+}  // namespace zen

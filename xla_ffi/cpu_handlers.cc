@@ -1,0 +1,176 @@
+// XLA FFI handlers of the CPU kernels.
+#include <cstdint>
+#include <exception>
+#include <thread>
+
+#include "xla/ffi/api/ffi.h"
+#include "xla_ffi/cpu/aggregate.h"
+#include "xla_ffi/cpu/hash_bitmap_decode.h"
+#include "xla_ffi/cpu/hash_bitmap_encode.h"
+#include "xla_ffi/cpu/hierarchical_hash.h"
+#include "xla_ffi/cpu/isa.h"
+#include "xla_ffi/cpu/partition.h"
+#include "xla_ffi/cpu/pool_parallel.h"
+#include "xla_ffi/registration.h"
+#include "xla_ffi/shapes.h"
+
+namespace zen {
+namespace {
+
+using Result = ffi::Result<ffi::AnyBuffer>;
+
+template <typename T>
+T* data(ffi::AnyBuffer buffer) {
+  return static_cast<T*>(buffer.untyped_data());
+}
+
+// Runs a kernel on XLA's pool; running out of memory becomes an error.
+template <typename Kernel>
+ffi::Error launch(ffi::ThreadPool pool, Kernel&& kernel) {
+  const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  const PoolParallel<ffi::ThreadPool> parallel(pool, std::min(pool.num_threads() + 1, cores));
+  try {
+    kernel(Context{chosen_isa(), parallel});
+  } catch (const std::exception& error) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, error.what());
+  }
+  return ffi::Error::Success();
+}
+
+// Calls kernel(Bits{}) with the unsigned integer as wide as the float type.
+template <typename Kernel>
+void with_bits(ffi::DataType type, Kernel&& kernel) {
+  switch (ffi::ByteWidth(type)) {
+    case 2:
+      return kernel(uint16_t{});
+    case 4:
+      return kernel(uint32_t{});
+    default:
+      return kernel(uint64_t{});
+  }
+}
+
+template <typename Kernel>
+void with_float(ffi::DataType type, Kernel&& kernel) {
+  switch (type) {
+    case ffi::F16:
+      return kernel(Float16{});
+    case ffi::BF16:
+      return kernel(BFloat16{});
+    case ffi::F32:
+      return kernel(float{});
+    default:
+      return kernel(double{});
+  }
+}
+
+ffi::Error partition_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, Result positions, Result values, Result counts,
+                             uint32_t seed) {
+  const auto problem = check_partition(x, *positions, *values, *counts);
+  if (problem.has_error()) return problem.error();
+  return launch(pool, [&](const Context& context) {
+    with_bits(x.element_type(), [&](auto bits) {
+      using Bits = decltype(bits);
+      partition(*problem, data<const Bits>(x), seed, data<int32_t>(*positions), data<Bits>(*values),
+                data<int32_t>(*counts), context);
+    });
+  });
+}
+
+ffi::Error aggregate_handler(ffi::ThreadPool pool, ffi::AnyBuffer positions, ffi::AnyBuffer values,
+                             ffi::AnyBuffer counts, Result shard, int64_t divisor) {
+  const auto problem = check_aggregate(positions, values, counts, divisor, *shard);
+  if (problem.has_error()) return problem.error();
+  return launch(pool, [&](const Context& context) {
+    with_float(values.element_type(), [&](auto element) {
+      using T = decltype(element);
+      aggregate(*problem, data<const int32_t>(positions), data<const T>(values), data<const int32_t>(counts), divisor,
+                data<T>(*shard), context);
+    });
+  });
+}
+
+ffi::Error encode_handler(ffi::ThreadPool pool, ffi::AnyBuffer shard, Result words, Result values, Result count) {
+  const auto problem = check_encode(shard, *words, *values, *count);
+  if (problem.has_error()) return problem.error();
+  return launch(pool, [&](const Context& context) {
+    with_bits(shard.element_type(), [&](auto bits) {
+      using Bits = decltype(bits);
+      hash_bitmap_encode(*problem, data<const Bits>(shard), data<uint32_t>(*words), data<Bits>(*values),
+                         data<int32_t>(*count), context);
+    });
+  });
+}
+
+ffi::Error decode_handler(ffi::ThreadPool pool, ffi::AnyBuffer words, ffi::AnyBuffer values, Result out,
+                          uint32_t seed) {
+  const auto problem = check_decode(words, values, *out);
+  if (problem.has_error()) return problem.error();
+  return launch(pool, [&](const Context& context) {
+    with_bits(values.element_type(), [&](auto bits) {
+      using Bits = decltype(bits);
+      hash_bitmap_decode(*problem, data<const uint32_t>(words), data<const Bits>(values), seed, data<Bits>(*out),
+                         context);
+    });
+  });
+}
+
+ffi::Error hierarchical_hash_handler(ffi::ThreadPool pool, ffi::AnyBuffer indices, Result memory, Result counts,
+                                     Result overflow, int64_t n, int64_t r1, int64_t r2, int64_t k, uint32_t seed) {
+  const auto problem = check_hierarchical_hash(indices, n, r1, r2, k, *memory, *counts, *overflow);
+  if (problem.has_error()) return problem.error();
+  return launch(pool, [&](const Context& context) {
+    hierarchical_hash(*problem, data<const uint32_t>(indices), seed, data<uint32_t>(*memory), data<int32_t>(*counts),
+                      data<int32_t>(*overflow), context);
+  });
+}
+
+}  // namespace
+}  // namespace zen
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenPartition, zen::partition_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()   // x
+                                  .Ret<xla::ffi::AnyBuffer>()   // positions
+                                  .Ret<xla::ffi::AnyBuffer>()   // values
+                                  .Ret<xla::ffi::AnyBuffer>()   // counts
+                                  .Attr<uint32_t>("seed"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenAggregate, zen::aggregate_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()   // positions
+                                  .Arg<xla::ffi::AnyBuffer>()   // values
+                                  .Arg<xla::ffi::AnyBuffer>()   // counts
+                                  .Ret<xla::ffi::AnyBuffer>()   // shard
+                                  .Attr<int64_t>("divisor"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHashBitmapEncode, zen::encode_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()   // shard
+                                  .Ret<xla::ffi::AnyBuffer>()   // words
+                                  .Ret<xla::ffi::AnyBuffer>()   // values
+                                  .Ret<xla::ffi::AnyBuffer>());  // count
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHashBitmapDecode, zen::decode_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()   // words
+                                  .Arg<xla::ffi::AnyBuffer>()   // values
+                                  .Ret<xla::ffi::AnyBuffer>()   // out
+                                  .Attr<uint32_t>("seed"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHierarchicalHash, zen::hierarchical_hash_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()   // indices
+                                  .Ret<xla::ffi::AnyBuffer>()   // memory
+                                  .Ret<xla::ffi::AnyBuffer>()   // counts
+                                  .Ret<xla::ffi::AnyBuffer>()   // overflow
+                                  .Attr<int64_t>("n")
+                                  .Attr<int64_t>("r1")
+                                  .Attr<int64_t>("r2")
+                                  .Attr<int64_t>("k")
+                                  .Attr<uint32_t>("seed"));
