@@ -14,7 +14,7 @@ import zen_jax as zen
 from examples.lm import launch, progress, report, text
 from examples.lm.config import Config
 from examples.lm.train import Run, train
-from examples.lm.workers import find_workers
+from examples.lm.workers import Devices, Emulated, find_workers
 
 _EXAMPLES = """examples:
   python -m examples.lm.main                          8 emulated workers, the text that Python brings along
@@ -34,22 +34,29 @@ def main(arguments: list[str]) -> int:
             if options.workers not in (None, options.processes):
                 raise ValueError(f"--workers {options.workers}: --processes {options.processes} has one worker each")
             return launch.start(__file__, [*arguments, "--processes", "0"], options.processes)
-        rank = launch.rank_from(options.coordinator, options.num_processes, options.process_id)
-        options.out.mkdir(parents=True, exist_ok=True)
-        corpus = text.load_corpus(options.data, options.vocab)
-        launch.join(rank)
-        return _run(options, corpus)
+        config, corpus, workers = _prepare(options)
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
+    _compare(config, corpus, workers)
+    return 0
 
 
-def _run(options: argparse.Namespace, corpus: text.Corpus) -> int:
+def _prepare(options: argparse.Namespace) -> tuple[Config, text.Corpus, Emulated | Devices]:
+    """Everything that can be wrong with options and text is found here, before anything is traced."""
+    rank = launch.rank_from(options.coordinator, options.num_processes, options.process_id)
+    options.out.mkdir(parents=True, exist_ok=True)
+    corpus = text.load_corpus(options.data, options.vocab)
+    launch.join(rank)
     workers = find_workers(options.workers, Config.workers)
     names = {field.name for field in dataclasses.fields(Config)}
     chosen = {name: value for name, value in vars(options).items() if name in names}
     config = Config(**chosen | {"workers": workers.count})
-    text.streams(corpus.train, workers.count * config.batch, config.unroll)  # complains of too little text
+    text.streams(corpus.train, workers.count * config.batch, config.unroll)
+    return config, corpus, workers
+
+
+def _compare(config: Config, corpus: text.Corpus, workers: Emulated | Devices) -> None:
     speaks = jax.process_index() == 0
     if speaks:
         tables = 2 * len(corpus.words) * config.dim
@@ -64,7 +71,6 @@ def _run(options: argparse.Namespace, corpus: text.Corpus) -> int:
         rows = report.summarise(runs, config.tokens_per_step)
         report.write(config.out, config, corpus.source, runs, rows)
         print(f"\n{report.table(rows)}\n\ncurves.png, summary.json and metrics.jsonl are in {config.out}")
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

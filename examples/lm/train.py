@@ -48,18 +48,17 @@ def train(config: Config, corpus: text.Corpus, workers: Emulated | Devices, run:
     streams = text.streams(corpus.train, workers.count * config.batch, config.unroll)
 
     step_fun = workers.run(
-        worker_step(graph, optimizer, config), inputs=(SAME, SAME, EACH, EACH, SAME), outputs=(SAME, SAME, EACH, SAME)
+        worker_step(graph, optimizer, config), inputs=(SAME, SAME, EACH, EACH, SAME), outputs=(SAME, SAME, EACH, SAME, SAME)
     )
     step_fun = jax.jit(step_fun, donate_argnums=(0, 1, 2))
     for step in range(config.steps):
         start = time.perf_counter()
         with jax.profiler.StepTraceAnnotation("train", step_num=step):
             words = text.window(streams, step, config.unroll).reshape(workers.count, config.batch, -1)
-            params, optimizer_state, carry, loss = step_fun(
+            params, optimizer_state, carry, loss, info = step_fun(
                 params, optimizer_state, carry, workers.spread(words), np.int32(step)
             )
-            info = jax.device_get(optax.tree.get(optimizer_state, "info")._asdict())
-            info = {name: float(value) for name, value in info.items()}
+            info = {name: float(value) for name, value in jax.device_get(info)._asdict().items()}
             run.steps.append(Step(float(loss), time.perf_counter() - start, info))
         yield run.steps[-1]
     run.perplexity = perplexity(graph, params, corpus.valid, config)
@@ -78,7 +77,8 @@ def worker_step(graph: nnx.GraphDef, optimizer: optax.GradientTransformation, co
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), step), lax.axis_index(AXIS))
         (loss, carry), grads = jax.value_and_grad(loss_fun, has_aux=True)(params, carry, words, key)
         updates, optimizer_state = optimizer.update(grads, optimizer_state, params)
-        return optax.apply_updates(params, updates), optimizer_state, carry, lax.pmean(loss, AXIS)
+        info = zen.total(list(optax.tree.get(optimizer_state, "info").values()))
+        return optax.apply_updates(params, updates), optimizer_state, carry, lax.pmean(loss, AXIS), info
 
     return step_fun
 
