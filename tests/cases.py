@@ -1,0 +1,118 @@
+"""Gradients that a scheme must survive: stacks [n, *shape], one entry a worker."""
+
+import ml_dtypes
+import numpy as np
+
+import oracle
+
+FLOATS = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+SHAPES = [(), (0,), (0, 3), (3, 0), (1,), (13,), (127,), (1, 1), (31, 4), (5, 3, 2)]
+WORKERS = [1, 2, 3, 4, 5, 7, 8]
+
+
+def bits(x):
+    """The bits of an array of floats, so that comparing them sees signs of zero and NaN."""
+    x = np.asarray(x)
+    return x.view(f"u{x.dtype.itemsize}")
+
+
+def assert_same_bits(actual, expected, message=""):
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.dtype == expected.dtype, f"{message}: {actual.dtype} is not {expected.dtype}"
+    assert actual.shape == expected.shape, f"{message}: {actual.shape} is not {expected.shape}"
+    np.testing.assert_array_equal(bits(actual), bits(expected), err_msg=message)
+
+
+def assert_same_values(actual, expected, message=""):
+    """Bitwise but for the payload of a NaN and the sign of a zero."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.dtype == expected.dtype, f"{message}: {actual.dtype} is not {expected.dtype}"
+    np.testing.assert_array_equal(actual.astype(np.float64), expected.astype(np.float64), err_msg=message)
+
+
+def _rows(shape):
+    """The rows of a gradient: its leading dimension, or 1 for a scalar."""
+    return shape[0] if shape else 1
+
+
+def _keep_rows(stack, rows):
+    kept = np.zeros_like(stack)
+    if stack.ndim == 1:
+        kept[:] = stack if rows[0] else 0
+    else:
+        kept[:, rows] = stack[:, rows]
+    return kept
+
+
+def _keep_elements(stack, elements):
+    flat = stack.reshape(len(stack), -1)
+    return np.where(elements, flat, np.zeros_like(flat)).reshape(stack.shape)
+
+
+def sparse(rng, n, shape, density, dtype=np.float32, integers=True, by_row=True):
+    """Random rows (or elements) of the given density, other ones for each worker."""
+    values = rng.integers(1, 9, (n, *shape)) * rng.choice([-1, 1], (n, *shape)) if integers else rng.normal(size=(n, *shape))
+    stack = np.asarray(values).astype(dtype)
+    keep = rng.random((n, _rows(shape) if by_row else int(np.prod(shape)))) < density
+    choose = _keep_rows if by_row else _keep_elements
+    return np.stack([choose(part[None], mask)[0] for part, mask in zip(stack, keep, strict=True)])
+
+
+def structured(n, shape, dtype=np.float32, integers=True):
+    """Name -> stack, for every structure of zeros: empty, full, skewed over workers, skewed over servers."""
+    rng = np.random.default_rng([n, *shape])
+    full = sparse(rng, n, shape, 1.0, dtype, integers)
+    rows, elements = np.arange(_rows(shape)), np.arange(int(np.prod(shape)))
+    empty_worker, lone_worker = full.copy(), np.zeros_like(full)
+    empty_worker[n // 2] = 0
+    lone_worker[-1] = full[-1]
+    return {
+        "all zero": np.zeros_like(full),
+        "all dense": full,
+        "one worker empty": empty_worker,
+        "one worker alone": lone_worker,
+        "the same on every worker": np.repeat(full[:1], n, axis=0),
+        "one hot row": _keep_rows(full, rows == len(rows) // 2),
+        "one hot element": _keep_elements(full, elements == len(elements) // 2),
+        "every n-th row": _keep_rows(full, rows % n == 0),
+        "every n-th element": _keep_elements(full, elements % n == 0),
+        "the rows of one server": _keep_rows(full, oracle.server_of(rows, n) == n - 1),
+        "the elements of one server": _keep_elements(full, oracle.server_of(elements, n) == n - 1),
+        "sparse rows": sparse(rng, n, shape, 0.1, dtype, integers),
+        "sparse elements": sparse(rng, n, shape, 0.1, dtype, integers, by_row=False),
+        "half of the elements": sparse(rng, n, shape, 0.5, dtype, integers, by_row=False),
+    }
+
+
+def special(n, shape, dtype=np.float32):
+    """Name -> stack, with values that arithmetic treats in a way of their own."""
+    rng = np.random.default_rng([n, *shape])
+    tiny, largest = (kind(dtype) for kind in (_tiny, _largest))
+
+    def planted(*values):
+        stack = sparse(rng, n, shape, 0.2, dtype, integers=False)
+        flat = stack.reshape(n, -1)
+        for i, value in enumerate(values):
+            flat[i % n, (7 * i) % flat.shape[1]] = value
+        return stack
+
+    return {
+        "NaN": planted(np.nan),
+        "infinities": planted(np.inf, -np.inf, np.inf),
+        "opposite infinities": np.where(np.arange(n) % 2 == 0, np.inf, -np.inf)
+        .astype(dtype)
+        .reshape(n, *[1] * len(shape))
+        * np.ones((n, *shape), dtype),
+        "-0.0": planted(-0.0, -0.0, -0.0),
+        "only -0.0": np.full((n, *shape), -0.0, dtype),
+        "subnormals": planted(tiny, -tiny),
+        "overflow": np.full((n, *shape), largest, dtype),
+    }
+
+
+def _tiny(dtype):
+    return ml_dtypes.finfo(dtype).smallest_subnormal
+
+
+def _largest(dtype):
+    return ml_dtypes.finfo(dtype).max

@@ -1,0 +1,38 @@
+"""Eight CPU devices in one process, and JAX at its strictest."""
+
+import os
+import sys
+from pathlib import Path
+
+DEVICES = 8
+flags = os.environ.get("XLA_FLAGS", "")
+if "xla_force_host_platform_device_count" not in flags:
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={DEVICES}".strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import hypothesis  # noqa: E402
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+# Compiling inside an example takes seconds; the same examples every time keep a failure reproducible.
+hypothesis.settings.register_profile("zen", deadline=None, derandomize=True, max_examples=40, database=None)
+hypothesis.settings.load_profile("zen")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("filterwarnings", "error")
+
+
+@pytest.fixture(autouse=True)
+def strict(request):
+    """No implicit broadcasting across ranks or promotion across dtypes. `promoting` modules use libraries that need it."""
+    promotion = "standard" if request.node.get_closest_marker("promoting") else "strict"
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion(promotion):
+        yield
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,51 @@
+"""Runs a function of one worker's gradient as n workers, the four ways that JAX offers."""
+
+import functools
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, PartitionSpec
+
+AXIS = "workers"
+MODES = ["vmap", "pmap", "shard_map", "shard_map_unchecked"]
+
+
+def mesh(n, axis_name=AXIS):
+    return jax.make_mesh((n,), (axis_name,), axis_types=(AxisType.Auto,), devices=jax.devices()[:n])
+
+
+def spmd(worker, mode, n):
+    """worker: gradient of one worker -> tree of its results. Returns stack [n, ...] -> tree of stacks [n, ...]."""
+    if mode == "vmap":
+        return jax.jit(jax.vmap(worker, axis_name=AXIS))
+    if mode == "pmap":
+        return jax.pmap(worker, AXIS, devices=jax.devices()[:n])
+    one = lambda tree: jax.tree.map(lambda x: x[0], tree)  # noqa: E731
+    stacked = lambda tree: jax.tree.map(lambda x: x[None], tree)  # noqa: E731
+    per_worker = PartitionSpec(AXIS)
+    mapped = jax.shard_map(
+        lambda tree: stacked(worker(one(tree))),
+        mesh=mesh(n),
+        in_specs=per_worker,
+        out_specs=per_worker,
+        check_vma=mode == "shard_map",
+    )
+    return jax.jit(mapped)
+
+
+@functools.cache
+def all_reduce(mode, n, **options):
+    """zen.all_reduce of a stack, compiled once for each mode, n, options and shape in a whole test run."""
+    import zen_jax as zen
+
+    return spmd(lambda x: zen.all_reduce(x, AXIS, **options), mode, n)
+
+
+@functools.cache
+def psum(mode, n, op="sum"):
+    reduce = {"sum": jax.lax.psum, "mean": jax.lax.pmean}[op]
+    return spmd(lambda x: reduce(x, AXIS), mode, n)
+
+
+def to_numpy(tree):
+    return jax.tree.map(np.asarray, tree)

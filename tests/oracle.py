@@ -1,0 +1,162 @@
+"""NumPy oracles: what every kernel and scheme must compute, written as plainly as possible.
+
+Nothing here imports zen_jax, so an error in the library cannot hide in its own oracle.
+"""
+
+import numpy as np
+
+EMPTY_SLOT = 0xFFFFFFFF
+
+
+# --- hashing ----------------------------------------------------------------------------------------------------
+
+
+def murmur3(key, seed=0):
+    """MurmurHash3_x86_32 of the four little-endian bytes of each key, in 64-bit integers cut to 32 bits by hand."""
+
+    def low(x):
+        return x & np.uint64(0xFFFFFFFF)
+
+    def rotate(x, by):
+        return low(x << np.uint64(by) | x >> np.uint64(32 - by))
+
+    k = low(np.asarray(key).astype(np.uint64)[..., None])  # an axis more, so that scalars wrap like arrays
+    k = low(rotate(low(k * np.uint64(0xCC9E2D51)), 15) * np.uint64(0x1B873593))
+    h = low(rotate(k ^ np.uint64(seed & 0xFFFFFFFF), 13) * np.uint64(5) + np.uint64(0xE6546B64))
+    h = h ^ np.uint64(4)
+    h = low((h ^ h >> np.uint64(16)) * np.uint64(0x85EBCA6B))
+    h = low((h ^ h >> np.uint64(13)) * np.uint64(0xC2B2AE35))
+    return (h ^ h >> np.uint64(16))[..., 0]
+
+
+def reduce_to_range(hashed, size):
+    return (np.asarray(hashed, np.uint64) * np.uint64(size) >> np.uint64(32)).astype(np.int64)
+
+
+def tile_rotation(tile, n, seed=0):
+    return reduce_to_range(murmur3(tile, seed), n)
+
+
+def server_of(index, n, seed=0):
+    index = np.asarray(index, np.int64)
+    return (index % n + tile_rotation(index // n, n, seed)) % n
+
+
+def index_of(server, position, n, seed=0):
+    position = np.asarray(position, np.int64)
+    return position * n + (server - tile_rotation(position, n, seed)) % n
+
+
+def tiles(units, n):
+    return -(-units // n)
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------
+
+
+def is_nonzero(x):
+    """Per unit of x [U(, D)]. NaN and subnormals are non-zero, -0.0 is zero."""
+    nonzero = np.asarray(x) != 0
+    return nonzero if nonzero.ndim == 1 else nonzero.any(axis=1)
+
+
+def partition(x, n, seed=0):
+    """x [U(, D)] -> for each server its (positions ascending, values), unlimited."""
+    index = np.flatnonzero(is_nonzero(x))
+    server = server_of(index, n, seed)
+    return [(index[server == s] // n, x[index[server == s]]) for s in range(n)]
+
+
+def accumulator(dtype):
+    return np.float64 if dtype == np.float64 else np.float32
+
+
+def ordered_sum(stack, divisor=1):
+    """Sum over axis 0 in order, from +0, in float64 for float64 and float32 for the rest; rounded once.
+
+    The mean multiplies by the reciprocal, which is what XLA makes of `pmean`'s division.
+    """
+    kind = accumulator(stack.dtype)
+    total = np.zeros(stack.shape[1:], kind)
+    with np.errstate(all="ignore"):
+        for part in stack:
+            total = total + np.where(part == 0, 0, part.astype(kind)).astype(kind)
+        if divisor != 1:
+            total = total * (kind(1) / kind(divisor))
+        return total.astype(stack.dtype)
+
+
+def aggregate(messages, size, width, dtype, divisor=1):
+    """messages: (positions, values) of worker 0, 1, ... -> shard [size, *width]."""
+    dense = np.zeros((len(messages), size, *width), dtype)
+    for row, (positions, values) in zip(dense, messages, strict=True):
+        row[positions] = values
+    return ordered_sum(dense, divisor)
+
+
+def bitmap(nonzero):
+    """Booleans [T] -> words uint32 [ceil(T / 32)], bit t % 32 of word t // 32."""
+    padded = np.zeros(tiles(len(nonzero), 32) * 32, bool)
+    padded[: len(nonzero)] = nonzero
+    return np.packbits(padded, bitorder="little").view("<u4")
+
+
+def hash_bitmap_encode(shard):
+    nonzero = is_nonzero(shard)
+    return bitmap(nonzero), shard[nonzero]
+
+
+def hash_bitmap_decode(words, values, size, seed=0):
+    """words [n, W] and one array of values for each server -> [size(, D)]."""
+    n = len(words)
+    out = np.zeros((size, *values[0].shape[1:]), values[0].dtype)
+    for server in range(n):
+        bits = np.unpackbits(np.ascontiguousarray(words[server]).view(np.uint8), bitorder="little")
+        index = index_of(server, np.flatnonzero(bits), n, seed)
+        kept = index < size
+        out[index[kept]] = values[server][: len(index)][kept]
+    return out
+
+
+def hierarchical_hash(indices, n, r1, r2, k, seed=0):
+    """Algorithm 1, in index order. -> memory [n, r1 + r2], counts [n], lost."""
+    memory = np.full((n, r1 + r2), EMPTY_SLOT, np.uint64)
+    counts, serial, lost = np.zeros(n, np.int64), np.zeros(n, np.int64), 0
+    for index in np.asarray(indices, np.int64) & 0xFFFFFFFF:
+        if index == EMPTY_SLOT:
+            continue
+        p = int(reduce_to_range(murmur3(index, seed), n))
+        counts[p] += 1
+        for i in range(1, k + 1):
+            q = int(reduce_to_range(murmur3(index, (seed + i) & 0xFFFFFFFF), r1))
+            if memory[p, q] == EMPTY_SLOT:
+                memory[p, q] = index
+                break
+        else:
+            if serial[p] < r2:
+                memory[p, r1 + serial[p]] = index
+                serial[p] += 1
+            else:
+                lost += 1
+    return memory, counts, lost
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------
+
+
+def balanced_parallelism_bytes(stack, unit_width=1, seed=0):
+    """Pushed plus pulled bytes of one worker with messages of exactly the fullest one's size.
+
+    stack [n, U, D]: push sends a 4-byte index and a unit to each other server, pull receives a hash bitmap
+    and the non-zero units of each other server.
+    """
+    n, units = stack.shape[:2]
+    itemsize = stack.dtype.itemsize * unit_width
+    owner = server_of(np.arange(units), n, seed)
+    nonzero = np.stack([is_nonzero(x) for x in stack])
+    fullest = max(int(nonzero[w][owner == s].sum()) for w in range(n) for s in range(n))
+    union = nonzero.any(axis=0)
+    largest = max(int(union[owner == s].sum()) for s in range(n))
+    push = (n - 1) * fullest * (4 + itemsize)
+    pull = (n - 1) * (largest * itemsize + 4 * tiles(tiles(units, n), 32))
+    return push + pull

@@ -1,0 +1,99 @@
+"""MurmurHash3 and the tile rotation: known vectors, the bijection, and Theorem 2's balance."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import zen_jax as zen
+
+# The published test vectors of MurmurHash3_x86_32 that hash exactly four bytes.
+VECTORS = [
+    (0x00000000, 0x00000000, 0x2362F9DE),
+    (0xFFFFFFFF, 0x00000000, 0x76293B50),
+    (0x87654321, 0x00000000, 0xF55B516B),
+    (0x87654321, 0x5082EDEE, 0x2362F9DE),
+    (0x74736574, 0x00000000, 0xBA6BD213),  # "test"
+    (0x74736574, 0x9747B28C, 0x704B81DC),
+    (0x61616161, 0x9747B28C, 0x5A97808A),  # "aaaa"
+    (0x64636261, 0x9747B28C, 0xF0478627),  # "abcd"
+]
+WORKERS = [1, 2, 3, 4, 5, 7, 8, 128, 1000]
+
+
+@pytest.mark.parametrize("key,seed,expected", VECTORS)
+def test_murmur3_known_vectors(key, seed, expected):
+    assert oracle.murmur3(key, seed) == expected
+    assert int(zen.hashing.murmur3(jnp.uint32(key), seed)) == expected
+
+
+@pytest.mark.parametrize("n", WORKERS)
+@pytest.mark.parametrize("seed", [0, 7, 0xFFFFFFFF])
+def test_tile_rotation_equals_the_oracle_and_inverts(n, seed):
+    index = np.arange(5 * n + 3, dtype=np.int32)
+    server = np.asarray(zen.hashing.server_of(jnp.asarray(index), n, seed))
+    position = np.asarray(zen.hashing.position_of(jnp.asarray(index), n))
+    np.testing.assert_array_equal(server, oracle.server_of(index, n, seed))
+    np.testing.assert_array_equal(position, index // n)
+    back = zen.hashing.index_of(jnp.asarray(server), jnp.asarray(position), n, seed)
+    np.testing.assert_array_equal(np.asarray(back), index)
+
+
+@pytest.mark.parametrize("n", WORKERS)
+def test_every_tile_gives_each_server_one_unit(n):
+    index = np.arange(50 * n, dtype=np.int32)
+    server = np.asarray(zen.hashing.server_of(jnp.asarray(index), n, 0)).reshape(50, n)
+    np.testing.assert_array_equal(np.sort(server, axis=1), np.tile(np.arange(n), (50, 1)))
+
+
+def test_large_indices():
+    """Indices near 2^31 neither overflow nor lose bits."""
+    index = np.array([2**31 - 1, 2**31 - 2, 2**30, 2**31 - 1000], np.int32)
+    for n in (2, 3, 7, 128):
+        server = np.asarray(zen.hashing.server_of(jnp.asarray(index), n, 3))
+        np.testing.assert_array_equal(server, oracle.server_of(index.astype(np.int64), n, 3))
+        position = np.asarray(zen.hashing.position_of(jnp.asarray(index), n))
+        np.testing.assert_array_equal(position, index // n)
+        back = zen.hashing.index_of(jnp.asarray(server), jnp.asarray(position), n, 3)
+        np.testing.assert_array_equal(np.asarray(back), index)
+
+
+def test_hashing_traces():
+    """The same under jit as outside it."""
+    index = jnp.arange(100, dtype=jnp.int32)
+    traced = jax.jit(lambda i: zen.hashing.server_of(i, 7, 5))(index)
+    np.testing.assert_array_equal(np.asarray(traced), oracle.server_of(np.arange(100), 7, 5))
+
+
+# Theorem 2: the fullest server holds at most mu + 6 sqrt(mu) of m indices, mu = m / n, except with a probability
+# of about exp(-18 / (1 + 2 / sqrt(mu))). It holds for every index set that does not know the seed.
+INDEX_SETS = {
+    "random": lambda n, rng: rng.choice(200_000, 20_000, replace=False),
+    "every n-th": lambda n, rng: np.arange(20_000) * n,
+    "every (n + 1)-th": lambda n, rng: np.arange(20_000) * (n + 1),
+    "powers of two apart": lambda n, rng: np.arange(20_000) * 64,
+    "one run": lambda n, rng: np.arange(20_000) + 12_345,
+    "clusters": lambda n, rng: (rng.choice(5_000, 500, replace=False)[:, None] * 40 + np.arange(40)).ravel(),
+    "Zipf": lambda n, rng: np.unique(np.minimum(rng.zipf(1.2, 60_000), 2_000_000)),
+}
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 16, 128])
+@pytest.mark.parametrize("name", INDEX_SETS)
+def test_theorem_2_balance(name, n):
+    index = INDEX_SETS[name](n, np.random.default_rng(n)).astype(np.int32)
+    counts = np.bincount(np.asarray(zen.hashing.server_of(jnp.asarray(index), n, 0)), minlength=n)
+    mean = len(index) / n
+    assert counts.sum() == len(index)
+    assert counts.max() <= mean + 6 * np.sqrt(mean), f"fullest {counts.max()}, mean {mean}"
+
+
+@given(seed=st.integers(0, 2**32 - 1), index=st.integers(0, 2**31 - 1), n=st.integers(1, 65535))
+def test_oracle_is_a_bijection(seed, index, n):
+    """The oracle's own inverse, so that the tests above compare with something right."""
+    server = oracle.server_of(np.array([index]), n, seed)
+    assert 0 <= server[0] < n
+    assert oracle.index_of(server, np.array([index // n]), n, seed)[0] == index

@@ -1,0 +1,305 @@
+"""Every kernel in both lowerings against NumPy: values, batching, dtypes, capacities, edges, properties."""
+
+import functools
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from cases import FLOATS, assert_same_bits, assert_same_values, sparse, special, structured
+from hypothesis import given
+from hypothesis import strategies as st
+
+import zen_jax as zen
+
+NAMES = ["partition", "aggregate", "hash_bitmap_encode", "hash_bitmap_decode", "hierarchical_hash"]
+WORKERS = [1, 2, 3, 4, 5, 7, 8, 128]
+# [U] and [U, D]: empty, one, prime, more than one 32-bit word a server, no columns.
+SHAPES = [(0,), (1,), (13,), (509,), (0, 3), (13, 3), (67, 4), (5, 0)]
+SEED = 5
+
+
+def kernel(name, lowering):
+    """The public function with whatever lowering this machine gives it, or its pure-JAX reference.
+
+    References know rows only, so elements become rows of one column here.
+    """
+    if lowering == "public":
+        return getattr(zen.kernels, name)
+    reference = importlib.import_module(f"zen_jax.kernels.{name}").reference
+    if name == "hierarchical_hash":
+        return reference
+    elements = {"partition": 1, "aggregate": 2, "hash_bitmap_encode": 1, "hash_bitmap_decode": 2}[name]
+    values_at = 0 if name in ("partition", "hash_bitmap_encode") else 1
+    out_at = {"partition": 1, "hash_bitmap_encode": 1}.get(name)
+
+    def with_elements(*args, **kwargs):
+        if args[values_at].ndim > elements:
+            return reference(*args, **kwargs)
+        args = [arg[..., None] if i == values_at else arg for i, arg in enumerate(args)]
+        out = reference(*args, **kwargs)
+        if out_at is None:
+            return out[..., 0]
+        return tuple(part[..., 0] if i == out_at else part for i, part in enumerate(out))
+
+    return with_elements
+
+
+@functools.cache
+def stages(lowering, n, capacity, divisor=1):
+    """stack [n, U(, D)] -> what each kernel gives, the whole way from gradients to their sum, in one compilation.
+
+    Partition, aggregate and encode run under vmap, so this is also the test of batching.
+    """
+    partition, aggregate, encode, decode = (kernel(name, lowering) for name in NAMES[:4])
+
+    @jax.jit
+    def run(stack):
+        size = stack.shape[1]
+        positions, values, counts = jax.vmap(lambda x: partition(x, n, capacity, seed=SEED))(stack)
+        push = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (positions, values, counts))
+        shards = jax.vmap(lambda p, v, c: aggregate(p, v, c, oracle.tiles(size, n), divisor=divisor))(*push)
+        words, pulled, totals = jax.vmap(lambda shard: encode(shard, capacity))(shards)
+        return positions, values, counts, shards, words, pulled, totals, decode(words, pulled, size, seed=SEED)
+
+    return lambda stack: [np.asarray(result) for result in run(stack)]
+
+
+def check_stages(results, stack, n, capacity, divisor=1, same=assert_same_bits):
+    positions, values, counts, shards, words, pulled, totals, out = results
+    width, size = stack.shape[2:], oracle.tiles(stack.shape[1], n)
+    messages = [oracle.partition(x, n, SEED) for x in stack]
+    for worker in range(len(stack)):
+        for server in range(n):
+            expected_positions, expected_values = messages[worker][server]
+            where = f"worker {worker}, server {server}"
+            assert counts[worker, server] == len(expected_positions), where
+            filled = min(len(expected_positions), capacity)
+            np.testing.assert_array_equal(positions[worker, server, :filled], expected_positions[:filled], where)
+            assert_same_bits(values[worker, server, :filled], expected_values[:filled], where)
+    encoded = []
+    for server in range(n):
+        clipped = [(p[server][0][:capacity], p[server][1][:capacity]) for p in messages]
+        same(shards[server], oracle.aggregate(clipped, size, width, stack.dtype, divisor), f"shard {server}")
+        expected_words, expected_values = oracle.hash_bitmap_encode(shards[server])
+        np.testing.assert_array_equal(words[server], expected_words, f"server {server}")
+        assert totals[server] == len(expected_values)
+        filled = min(len(expected_values), capacity)
+        assert_same_bits(pulled[server, :filled], expected_values[:filled], f"server {server}")
+        encoded.append(expected_values)
+    if max((len(v) for v in encoded), default=0) <= capacity:
+        assert_same_bits(out, oracle.hash_bitmap_decode(words, encoded, stack.shape[1], SEED))
+
+
+def room(shape, n):
+    """A capacity that any gradient of this shape fits."""
+    return max(1, oracle.tiles(shape[0], n))
+
+
+@pytest.mark.parametrize("lowering", ["public", "reference"])
+@pytest.mark.parametrize("n", WORKERS)
+def test_every_structure_of_zeros(n, lowering):
+    """All kernels in a row on float32, with room for everything; the end is the sum in worker order."""
+    for shape in [(509,), (67, 4)]:
+        workers = min(n, 8)
+        run = stages(lowering, n, room(shape, n))
+        for name, stack in structured(workers, shape, integers=False).items():
+            results = run(stack)
+            check_stages(results, stack, n, room(shape, n))
+            assert_same_bits(results[-1], oracle.ordered_sum(stack), name)
+
+
+@pytest.mark.parametrize("lowering", ["public", "reference"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_edge_shapes(shape, lowering):
+    for n in (1, 4, 7):
+        stack = sparse(np.random.default_rng(0), 3, shape, 0.4, integers=False)
+        results = stages(lowering, n, room(shape, n))(stack)
+        check_stages(results, stack, n, room(shape, n))
+        assert_same_bits(results[-1], oracle.ordered_sum(stack))
+
+
+@pytest.mark.parametrize("lowering", ["public", "reference"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_dtypes_and_special_values(dtype, lowering):
+    """Narrow floats add in float32 and round once. NaN, infinities and subnormals travel, -0.0 does not."""
+    n, shape = 4, (61, 3)
+    with jax.enable_x64(dtype == "float64"):
+        for divisor in (1, 3):
+            run = stages(lowering, n, room(shape, n), divisor)
+            for name, stack in special(n, shape, FLOATS[dtype]).items():
+                if name != "subnormals":  # a processor may flush these where it adds
+                    check_stages(run(stack), stack, n, room(shape, n), divisor, assert_same_values)
+            stack = sparse(np.random.default_rng(1), n, shape, 0.5, FLOATS[dtype], integers=False)
+            check_stages(run(stack), stack, n, room(shape, n), divisor)
+
+
+@pytest.mark.parametrize("lowering", ["public", "reference"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_subnormals_travel(dtype, lowering):
+    """Nothing that only moves values may flush them."""
+    n, shape = 4, (61, 3)
+    x = special(1, shape, FLOATS[dtype])["subnormals"][0]
+    with jax.enable_x64(dtype == "float64"):
+        _, values, counts = jax.jit(lambda x: kernel("partition", lowering)(x, n, 61, seed=SEED))(x)
+        for server, (positions, expected) in enumerate(oracle.partition(x, n, SEED)):
+            assert counts[server] == len(positions)
+            assert_same_bits(values[server, : len(positions)], expected)
+        words, values, count = jax.jit(lambda x: kernel("hash_bitmap_encode", lowering)(x, 61))(x)
+        expected_words, expected = oracle.hash_bitmap_encode(x)
+        np.testing.assert_array_equal(words, expected_words)
+        assert_same_bits(values[: int(count)], expected)
+        out = jax.jit(lambda w, v: kernel("hash_bitmap_decode", lowering)(w, v, 61))(words[None], values[None])
+        np.testing.assert_array_equal(np.abs(out), np.abs(x))
+        assert_same_bits(np.asarray(out)[x != 0], x[x != 0])
+
+
+@pytest.mark.parametrize("lowering", ["public", "reference"])
+@pytest.mark.parametrize("shape", [(509,), (67, 4)])
+def test_full_buckets(shape, lowering):
+    """Beyond the capacity the first entries are kept, and the counts stay true."""
+    for n in (1, 3, 8):
+        for capacity in (1, 5):
+            run = stages(lowering, n, capacity)
+            for stack in structured(3, shape, integers=False).values():
+                check_stages(run(stack), stack, n, capacity)
+
+
+@pytest.mark.parametrize("lowering", ["public", "reference"])
+def test_one_worker_without_vmap(lowering):
+    """The unbatched shapes and dtypes, as documented."""
+    n, capacity = 3, 20
+    for shape in [(50,), (50, 2)]:
+        x = sparse(np.random.default_rng(2), 1, shape, 0.3)[0]
+        width = shape[1:]
+        positions, values, counts = kernel("partition", lowering)(x, n, capacity)
+        assert (positions.shape, positions.dtype) == ((n, capacity), jnp.int32)
+        assert (values.shape, values.dtype) == ((n, capacity, *width), x.dtype)
+        assert (counts.shape, counts.dtype) == ((n,), jnp.int32)
+        shard = kernel("aggregate", lowering)(positions, values, counts, 17)
+        assert (shard.shape, shard.dtype) == ((17, *width), x.dtype)
+        words, values, count = kernel("hash_bitmap_encode", lowering)(shard, capacity)
+        assert (words.shape, words.dtype) == ((1,), jnp.uint32)
+        assert (values.shape, values.dtype) == ((capacity, *width), x.dtype)
+        assert (count.shape, count.dtype) == ((), jnp.int32)
+        out = kernel("hash_bitmap_decode", lowering)(words[None], values[None], 17)
+        assert_same_bits(out, shard)
+
+
+@pytest.mark.parametrize("lowering", ["public", "reference"])
+def test_nested_vmap(lowering):
+    n, capacity = 3, 13
+    stack = sparse(np.random.default_rng(3), 6, (37, 2), 0.3, integers=False).reshape(2, 3, 37, 2)
+    partition = lambda x: kernel("partition", lowering)(x, n, capacity, seed=SEED)  # noqa: E731
+    positions, values, counts = jax.jit(jax.vmap(jax.vmap(partition)))(stack)
+    for a in range(2):
+        for b in range(3):
+            for server, (expected_positions, expected) in enumerate(oracle.partition(stack[a, b], n, SEED)):
+                count = int(counts[a, b, server])
+                assert count == len(expected)
+                np.testing.assert_array_equal(positions[a, b, server, :count], expected_positions)
+                assert_same_bits(values[a, b, server, :count], expected)
+
+
+@pytest.mark.parametrize("lowering", ["public", "reference"])
+def test_aggregate_ignores_what_is_unspecified(lowering):
+    """Entries past a count and positions outside the shard change nothing."""
+    positions = np.array([[0, 2, 7, 1], [2, 9, -3, 0]], np.int32)
+    values = np.array([[1, 2, np.nan, np.nan], [4, 8, np.nan, np.nan]], np.float32)
+    counts = np.array([2, 2], np.int32)
+    shard = kernel("aggregate", lowering)(*map(jnp.asarray, (positions, values, counts)), 4)
+    assert_same_bits(shard, np.array([1, 0, 6, 0], np.float32))
+
+
+@pytest.mark.parametrize("lowering", ["public", "reference"])
+def test_decode_ignores_padding_and_missing_values(lowering):
+    """Bits of units beyond the gradient and of ranks beyond the capacity give zeros, not reads out of bounds."""
+    n, size, capacity = 3, 10, 2
+    words = np.full((n, 1), 0xFFFFFFFF, np.uint32)
+    values = np.arange(1, n * capacity + 1, dtype=np.float32).reshape(n, capacity)
+    out = kernel("hash_bitmap_decode", lowering)(words, values, size, seed=SEED)
+    assert_same_bits(out, oracle.hash_bitmap_decode(words, list(_padded(values, 32)), size, SEED))
+
+
+def _padded(values, ranks):
+    return np.pad(values, [(0, 0), (0, ranks - values.shape[1])])
+
+
+# --- Algorithm 1 ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lowering", ["public", "reference"])
+@pytest.mark.parametrize("n", [1, 3, 8])
+@pytest.mark.parametrize("r1,r2,k", [(64, 64, 3), (16, 64, 1), (128, 16, 4), (8, 4, 2)])
+def test_hierarchical_hash(n, r1, r2, k, lowering):
+    """As a set: each index kept once, with its own server, or counted as lost; index 0 is an index."""
+    hashed = jax.jit(lambda i: kernel("hierarchical_hash", lowering)(i, n, r1, r2, k, seed=SEED))
+    rng = np.random.default_rng(n)
+    for indices in (np.arange(96), rng.choice(2**31 - 1, 96, replace=False), np.zeros(96) + oracle.EMPTY_SLOT):
+        indices = indices.astype(np.uint32).view(np.int32)
+        memory, counts, overflow = hashed(indices)
+        memory = np.asarray(memory).view(np.uint32)
+        expected_memory, expected_counts, lost = oracle.hierarchical_hash(indices, n, r1, r2, k, SEED)
+        assert memory.shape == (n, r1 + r2)
+        np.testing.assert_array_equal(counts, expected_counts)
+        kept = memory[memory != oracle.EMPTY_SLOT].astype(np.int64)
+        assert len(kept) == len(np.unique(kept))
+        wanted = indices.view(np.uint32)
+        assert set(kept.tolist()) <= set(wanted.tolist())
+        for server in range(n):
+            row = memory[server][memory[server] != oracle.EMPTY_SLOT]
+            owner = oracle.reduce_to_range(oracle.murmur3(row, SEED), n)
+            np.testing.assert_array_equal(owner, server)
+        assert int(overflow) == int(expected_counts.sum()) - len(kept)
+        assert int(overflow) >= np.maximum(expected_counts - (r1 + r2), 0).sum()
+        if r2 >= expected_counts.max():
+            assert int(overflow) == 0
+        # Who wins a slot may differ between lowerings, and so may how many go over.
+        assert abs(int(overflow) - lost) <= r1
+
+
+@pytest.mark.parametrize("lowering", ["public", "reference"])
+def test_hierarchical_hash_loses_nothing_with_room(lowering):
+    n, size = 4, 512
+    indices = np.random.default_rng(0).choice(10**6, 512, replace=False).astype(np.int32)
+    memory, counts, overflow = kernel("hierarchical_hash", lowering)(indices, n, size, size, 3)
+    kept = np.asarray(memory).view(np.uint32).ravel()
+    assert int(overflow) == 0
+    assert int(np.asarray(counts).sum()) == 512
+    np.testing.assert_array_equal(np.sort(kept[kept != oracle.EMPTY_SLOT]), np.sort(indices))
+
+
+# --- properties -------------------------------------------------------------------------------------------------
+
+gradients = st.tuples(st.integers(0, 2**32 - 1), st.floats(0, 1), st.booleans())
+
+
+@pytest.mark.parametrize("n", [1, 3, 8])
+@given(drawn=gradients)
+def test_round_trip_is_the_sum(n, drawn):
+    """partition, aggregate, encode and decode lose nothing, whatever the gradients are."""
+    seed, density, by_row = drawn
+    stack = sparse(np.random.default_rng(seed), n, (67, 4), density, integers=False, by_row=by_row)
+    assert_same_bits(stages("public", n, room((67,), n))(stack)[-1], oracle.ordered_sum(stack))
+
+
+@functools.cache
+def _partition(n, capacity):
+    return jax.jit(lambda x: zen.kernels.partition(x, n, capacity, seed=SEED))
+
+
+@pytest.mark.parametrize("n", [1, 3, 8])
+@given(drawn=gradients)
+def test_each_unit_goes_to_one_server_in_order(n, drawn):
+    seed, density, _ = drawn
+    x = sparse(np.random.default_rng(seed), 1, (509,), density, integers=False)[0]
+    positions, values, counts = (np.asarray(r) for r in _partition(n, room((509,), n))(x))
+    found = []
+    for server in range(n):
+        filled = positions[server, : counts[server]]
+        assert (np.diff(filled) > 0).all()
+        found.append(oracle.index_of(server, filled, n, SEED))
+        assert_same_bits(values[server, : counts[server]], x[found[-1]])
+    np.testing.assert_array_equal(np.sort(np.concatenate(found)), np.flatnonzero(x))
