@@ -134,14 +134,14 @@ __global__ void __launch_bounds__(kThreads, 2) aggregate_range(const __grid_cons
     }
   }
 
-  const Sum divisor = static_cast<Sum>(params.divisor);
+  const Sum reciprocal = Sum{1} / static_cast<Sum>(params.divisor);  // as XLA compiles the division of pmean
   auto* const shard = static_cast<typename Dtype::Stored*>(params.shard);
   const int32_t slots = block.rows * static_cast<int32_t>(params.columns.divisor);
   for (int32_t i = threadIdx.x; i < slots; i += kThreads) {
     const uint32_t row = params.columns.quotient(i);
     const uint32_t column = params.columns.remainder(i, row);
     if (static_cast<int32_t>(column) >= block.columns) continue;
-    const Sum mean = params.divisor == 1 ? sums[i] : sums[i] / divisor;
+    const Sum mean = params.divisor == 1 ? sums[i] : sums[i] * reciprocal;
     shard[(block.batch * problem.size + block.first_row + row) * problem.width + block.first_column + column] =
         Dtype::round(mean);
   }

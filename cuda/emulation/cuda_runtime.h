@@ -45,7 +45,7 @@ void set_schedule(uint64_t seed, int resident_blocks);
 
 struct dim3 {
   unsigned x, y, z;
-  explicit dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
 struct cudaLaunchConfig_t {
