@@ -29,7 +29,7 @@ class BlockSummer {
   BlockSummer(const AggregateProblem& p, const Item<T>& item, int64_t divisor, const Isa& isa)
       : p_(p),
         item_(item),
-        divisor_(static_cast<Accumulator<T>>(divisor)),
+        reciprocal_(Accumulator<T>{1} / static_cast<Accumulator<T>>(divisor)),
         isa_(isa),
         block_units_(std::max<int64_t>(1, kBlockBytes / (p.width * sizeof(Accumulator<T>)))),
         streams_(p.size * p.width * static_cast<int64_t>(sizeof(T)) >= kMinStreamBytes),
@@ -77,8 +77,8 @@ class BlockSummer {
 
   void write(int64_t unit, int64_t units) {
     const int64_t elements = units * p_.width;
-    if (divisor_ != 1) {
-      for (int64_t i = 0; i < elements; ++i) sums_[i] /= divisor_;
+    if (reciprocal_ != 1) {
+      for (int64_t i = 0; i < elements; ++i) sums_[i] *= reciprocal_;
     }
     const void* from = sums_.data();
     if constexpr (!std::is_same_v<T, Accumulator<T>>) {
@@ -95,7 +95,7 @@ class BlockSummer {
 
   const AggregateProblem& p_;
   const Item<T> item_;
-  const Accumulator<T> divisor_;
+  const Accumulator<T> reciprocal_;  // as XLA compiles the division of pmean
   const Isa& isa_;
   const int64_t block_units_;
   const bool streams_;

@@ -13,6 +13,7 @@ constexpr int64_t kChunkGrain = 64;
 constexpr int64_t kChunkBytes = 16 << 10;
 
 inline int64_t chunk_units(int64_t unit_bytes) {
+  if (unit_bytes == 0) return kChunkUnits;
   return std::clamp(kChunkBytes / unit_bytes / kChunkGrain * kChunkGrain, kChunkGrain, kChunkUnits);
 }
 

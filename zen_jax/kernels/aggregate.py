@@ -24,7 +24,7 @@ def aggregate(positions: Array, values: Array, counts: Array, size: int, *, divi
       values: float [n, C] or [n, C, D].
       counts: int32 [n], how many entries each worker sent; at most C of them are read.
       size: number of units T of the shard. Positions outside [0, T) are ignored.
-      divisor: each sum is divided by this.
+      divisor: each sum is multiplied by the reciprocal of this.
 
     Returns:
       The shard [T] or [T, D], of values' dtype.
@@ -72,4 +72,5 @@ def reference(positions: Array, values: Array, counts: Array, size: int, *, divi
 
     shard = jnp.zeros_like(values, dtype, shape=(size, width))
     shard = lax.fori_loop(0, n, add_worker, shard)
-    return (shard / divisor if divisor > 1 else shard).astype(values.dtype)
+    # By the reciprocal, as XLA compiles the division of `pmean`: so are means of integers bitwise equal to its own.
+    return (shard * (1 / dtype.type(divisor)) if divisor > 1 else shard).astype(values.dtype)

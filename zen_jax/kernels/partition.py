@@ -64,7 +64,7 @@ def reference(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array,
         empty = jnp.zeros((n, capacity), jnp.int32)
         return empty, jnp.zeros((n, capacity, width), x.dtype), jnp.zeros((n,), jnp.int32)
     mask = jnp.pad(unit_is_nonzero(x), (0, tiles * n - units)).reshape(tiles, n)
-    rotation = hashing.tile_rotation(np.arange(tiles), n, seed)
+    rotation = hashing.tile_rotation(jnp.arange(tiles, dtype=jnp.int32), n, seed)
     servers = np.arange(n, dtype=np.uint32)
     offsets = hashing.offset_in_tile(servers[None, :], rotation[:, None], n)
     by_server = jnp.take_along_axis(mask, offsets.astype(jnp.int32), axis=1).T

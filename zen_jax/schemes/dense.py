@@ -26,8 +26,8 @@ def dense_ordered(x: Array, axis_name: AxisName, *, op: str) -> Array:
     n = _axis.axis_size(axis_name)
     chunks = jnp.pad(x.reshape(-1), (0, -x.size % n)).reshape(n, -1)
     received = _axis.all_to_all(chunks, axis_name).astype(accumulator_dtype(x.dtype))
-    total = lax.fori_loop(1, n, lambda worker, acc: acc + received[worker], received[0])
-    total = (total / n if op == "mean" else total).astype(x.dtype)
+    total = lax.fori_loop(0, n, lambda worker, acc: acc + received[worker], jnp.zeros_like(received[0]))
+    total = (total * (1 / total.dtype.type(n)) if op == "mean" else total).astype(x.dtype)
     return _axis.all_gather(total, axis_name).reshape(-1)[: x.size].reshape(x.shape)
 
 
