@@ -1,4 +1,7 @@
-"""Hash-bitmap messages: one server's bitmap and its non-zero units, packed into one uint32 row."""
+"""Hash-bitmap messages: one server's bitmap with its count, and then its non-zero units, each as uint32 words.
+
+The bitmap goes first and by itself: its count tells every worker how much room the units need.
+"""
 
 import jax.numpy as jnp
 
@@ -8,19 +11,26 @@ from zen_jax.kernels._bits import bitmap_words
 
 
 def message_bytes(size: int, capacity: int, width: int, dtype: jnp.dtype) -> int:
-    """Bytes of one message about `size` units, with room for `capacity` non-zero ones of `width` elements."""
-    return WORD_BYTES * (bitmap_words(size) + words_for(capacity * width, dtype))
+    """Bytes of both messages about `size` units, with room for `capacity` non-zero ones of `width` elements."""
+    return WORD_BYTES * (bitmap_words(size) + 1 + words_for(capacity * width, dtype))
 
 
-def pack(words: Array, values: Array, count: Array) -> Array:
-    """Packs a bitmap uint32 [W] and values [C, D]; values beyond `count` become zeros."""
+def pack_bitmap(words: Array, count: Array) -> Array:
+    """uint32 [W + 1] from a bitmap uint32 [W] and its count."""
+    return jnp.append(words, count.astype(jnp.uint32))
+
+
+def unpack_bitmap(messages: Array) -> tuple[Array, Array]:
+    """The inverse, on messages [n, W + 1]: words [n, W] and counts int32 [n]."""
+    return messages[:, :-1], messages[:, -1].astype(jnp.int32)
+
+
+def pack_units(values: Array, count: Array) -> Array:
+    """uint32 words of units [C, D]; those beyond `count` become zeros."""
     filled = jnp.arange(values.shape[0], dtype=jnp.int32) < count
-    values = jnp.where(filled[:, None], values, jnp.zeros((), values.dtype))
-    return jnp.concatenate([words, to_words(values.reshape(-1))])
+    return to_words(jnp.where(filled[:, None], values, jnp.zeros((), values.dtype)).reshape(-1))
 
 
-def unpack(messages: Array, size: int, capacity: int, width: int, dtype: jnp.dtype) -> tuple[Array, Array]:
-    """The inverse, on messages [n, M]: words [n, W] and values [n, C, D]."""
-    words = bitmap_words(size)
-    values = from_words(messages[:, words:], capacity * width, dtype)
-    return messages[:, :words], values.reshape(-1, capacity, width)
+def unpack_units(messages: Array, capacity: int, width: int, dtype: jnp.dtype) -> Array:
+    """The inverse, on messages [n, M]: units [n, C, D]."""
+    return from_words(messages, capacity * width, dtype).reshape(-1, capacity, width)

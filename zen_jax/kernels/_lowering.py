@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from zen_jax import _native
 from zen_jax._typing import Array
@@ -31,12 +32,17 @@ def custom_call_or(
     Returns:
       A tuple with an array for each of `results`.
     """
-    # A result typed by shape and dtype alone would count as replicated inside shard_map.
-    varies = jax.typeof(operands[0]).manual_axis_type
+    operand = jax.typeof(operands[0])
+    mesh = operand.sharding.mesh
+
+    def result_type(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        # A result typed by shape and dtype alone would count as replicated inside shard_map.
+        sharding = None if mesh.empty else NamedSharding(mesh, PartitionSpec())
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=operand.manual_axis_type)
 
     def call(scratch_bytes: int | None = None) -> Callable[..., Any]:
         shapes = list(results) + ([((scratch_bytes,), "uint8")] if scratch_bytes is not None else [])
-        types = [jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varies) for shape, dtype in shapes]
+        types = [result_type(shape, dtype) for shape, dtype in shapes]
         ffi_call = jax.ffi.ffi_call(target, types, vmap_method="broadcast_all")
         return lambda *arrays: tuple(ffi_call(*arrays, **attributes)[: len(results)])
 

@@ -14,7 +14,7 @@ from zen_jax.schemes.dense import dense_bytes, dense_info, dense_ordered
 from zen_jax.schemes.ladder import ladder, rung_for
 from zen_jax.schemes.partitioning import Partitioning
 
-COUNT_BYTES = 12  # what the agreements on capacities move, from each worker to each
+COUNT_BYTES = 8  # what the agreement on the push capacity moves, from each worker to each
 
 
 class _Exchange(NamedTuple):
@@ -137,19 +137,21 @@ def _exchange_sparse(
         return branch
 
     def pull(capacity: int) -> Callable[[Array, Array, Array], Array]:
-        def branch(words: Array, values: Array, count: Array) -> Array:
-            message = hash_bitmap.pack(words, values[:capacity], count)
+        def branch(bitmaps: Array, values: Array, count: Array) -> Array:
+            message = hash_bitmap.pack_units(values[:capacity], count)
             gathered = _axis.all_gather(message, axis_name)
-            return hashed.decode(*hash_bitmap.unpack(gathered, size, capacity, width, dtype))
+            return hashed.decode(bitmaps, hash_bitmap.unpack_units(gathered, capacity, width, dtype))
 
         return branch
 
     push_rung = rung_for(fullest, push_rungs)
     shard = lax.switch(push_rung, [push(c) for c in push_rungs], positions, values, counts)
     words, values, count = kernels.hash_bitmap_encode(shard, size)
-    shard_counts = _axis.all_gather(count, axis_name)
+    bitmaps, shard_counts = hash_bitmap.unpack_bitmap(
+        _axis.all_gather(hash_bitmap.pack_bitmap(words, count), axis_name)
+    )
     pull_rung = rung_for(jnp.max(shard_counts), pull_rungs)
-    reduced = lax.switch(pull_rung, [pull(c) for c in pull_rungs], words, values, count)
+    reduced = lax.switch(pull_rung, [pull(c) for c in pull_rungs], bitmaps, values, count)
 
     units = reduced.shape[0]
     reduced_units = jnp.sum(shard_counts, dtype=jnp.float32)
