@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, 2) aggregate_range(const __grid_cons
     if (static_cast<int32_t>(column) >= block.columns) continue;
     const Sum mean = params.divisor == 1 ? sums[i] : sums[i] * reciprocal;
     shard[(block.batch * problem.size + block.first_row + row) * problem.width + block.first_column + column] =
-        Dtype::round(mean);
+        Dtype::round(sums[i] * reciprocal);
   }
 }
 

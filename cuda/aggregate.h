@@ -10,10 +10,13 @@
 
 namespace zen::cuda {
 
+// Aggregate needs no scratch; this says so in the words of the other primitives.
+inline int64_t aggregate_scratch_bytes(int64_t, int64_t, int64_t, int64_t, int64_t) { return 0; }
+
 // positions [batch, n, capacity], values [batch, n, capacity, width] and counts [batch, n] to shard
-// [batch, size, width]: (the sum over workers 0, 1, ... of the value at each position, from +0) / divisor. Float64 sums
-// in float64, the others in float32, and rounds once. Positions ascend strictly within a worker's first
-// min(count, capacity) entries; positions outside the shard are ignored. Deterministic. Needs no scratch.
+// [batch, size, width]: the sum over workers 0, 1, ... of the value at each position, from +0, times 1 / divisor.
+// Float64 sums in float64, the others in float32, and rounds once. Positions ascend strictly within a worker's first
+// min(count, capacity) entries; positions outside the shard are ignored. Deterministic.
 cudaError_t aggregate(const AggregateProblem& problem, Element element, int64_t divisor, const int32_t* d_positions,
                       const void* d_values, const int32_t* d_counts, void* d_shard, cudaStream_t stream);
 

@@ -72,7 +72,7 @@ __device__ void visit_nonzeros(const TwoPassParams& params, const Walk& walk, Vi
 }
 
 template <typename Bits>
-__global__ void __launch_bounds__(kThreads) count_segments(const __grid_constant__ TwoPassParams params) {
+__global__ void __launch_bounds__(kThreads, 2) count_segments(const __grid_constant__ TwoPassParams params) {
   const Walk walk(params);
   if (!walk.active) return;
   uint32_t count = 0;
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads) count_segments(const __grid_constant
   params.segment_counts[(walk.batch * params.segments.count + walk.segment) * params.problem.n + walk.server] = count;
 }
 
-__global__ void __launch_bounds__(kThreads) scan_segments(const __grid_constant__ TwoPassParams params) {
+__global__ void __launch_bounds__(kThreads, 2) scan_segments(const __grid_constant__ TwoPassParams params) {
   const int64_t n = params.problem.n;
   const int64_t id = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t batch = id / n;
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads) scan_segments(const __grid_constant_
 }
 
 template <typename Bits>
-__global__ void __launch_bounds__(kThreads) write_segments(const __grid_constant__ TwoPassParams params) {
+__global__ void __launch_bounds__(kThreads, 2) write_segments(const __grid_constant__ TwoPassParams params) {
   const Walk walk(params);
   if (!walk.active) return;
   const PartitionProblem& problem = params.problem;

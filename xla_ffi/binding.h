@@ -29,10 +29,10 @@ void define_module(Module& m) {
   m.def("ffi_api_version", [] { return std::pair<int, int>(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); },
         "Version (major, minor) of the XLA FFI headers that this was built with.");
 #if defined(ZEN_WITH_CUDA)
-  m.def("partition_scratch_bytes", &partition_scratch_bytes, "Bytes for (units, width, itemsize, n, capacity).");
-  m.def("aggregate_scratch_bytes", &aggregate_scratch_bytes, "Bytes for (size, width, itemsize, n, capacity).");
-  m.def("encode_scratch_bytes", &encode_scratch_bytes, "Bytes for (size, width, itemsize, capacity).");
-  m.def("decode_scratch_bytes", &decode_scratch_bytes, "Bytes for (units, width, itemsize, n, capacity).");
+  m.def("partition_scratch_bytes", &cuda::partition_scratch_bytes, "Bytes for (units, width, itemsize, n, capacity).");
+  m.def("aggregate_scratch_bytes", &cuda::aggregate_scratch_bytes, "Bytes for (size, width, itemsize, n, capacity).");
+  m.def("encode_scratch_bytes", &cuda::encode_scratch_bytes, "Bytes for (size, width, itemsize, capacity).");
+  m.def("decode_scratch_bytes", &cuda::decode_scratch_bytes, "Bytes for (units, width, itemsize, n, capacity).");
 #else
   m.def("isa", [] { return chosen_isa().name; }, "The instruction set in use: avx512, avx2 or scalar.");
 #endif

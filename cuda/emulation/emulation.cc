@@ -54,10 +54,20 @@ struct Thread {
   ucontext_t start;
 };
 
+// Stacks of finished blocks, kept warm for the next ones.
+std::vector<std::unique_ptr<GuardedMemory>> spare_stacks;
+
+std::unique_ptr<GuardedMemory> take_stacks(unsigned threads) {
+  if (spare_stacks.empty()) return std::make_unique<GuardedMemory>(threads * kStackBytes);
+  std::unique_ptr<GuardedMemory> stacks = std::move(spare_stacks.back());
+  spare_stacks.pop_back();
+  return stacks;
+}
+
 struct Block {
   Block(unsigned index, unsigned thread_count, size_t shared_bytes)
       : index(index), live(thread_count), threads(thread_count), warps((thread_count + kLanes - 1) / kLanes),
-        shared(shared_bytes), stacks(thread_count * kStackBytes) {
+        shared(shared_bytes), stacks(take_stacks(thread_count)) {
     std::memset(shared.data, 0xa5, (shared_bytes + 15) / 16 * 16);
     for (unsigned i = 0; i < thread_count; ++i) {
       threads[i].block = this;
@@ -72,7 +82,7 @@ struct Block {
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   GuardedMemory shared;
-  GuardedMemory stacks;
+  std::unique_ptr<GuardedMemory> stacks;
 };
 
 uint64_t random_state = 1;
@@ -124,7 +134,7 @@ void resume(Thread* thread) {
   if (thread->started) _longjmp(thread->resume, 1);
   thread->started = true;
   getcontext(&thread->start);
-  thread->start.uc_stack.ss_sp = thread->block->stacks.data + thread->index * kStackBytes;
+  thread->start.uc_stack.ss_sp = thread->block->stacks->data + thread->index * kStackBytes;
   thread->start.uc_stack.ss_size = kStackBytes;
   makecontext(&thread->start, run_thread, 0);
   setcontext(&thread->start);
@@ -199,7 +209,10 @@ cudaError_t run_grid(unsigned blocks, unsigned threads, size_t shared_bytes, con
       std::fprintf(stderr, "a block waits for a barrier or a warp that not all of its threads reach\n");
       std::abort();
     }
-    if (resident[chosen]->live == 0) resident.erase(resident.begin() + chosen);
+    if (resident[chosen]->live == 0) {
+      spare_stacks.push_back(std::move(resident[chosen]->stacks));
+      resident.erase(resident.begin() + chosen);
+    }
   }
   return cudaSuccess;
 }

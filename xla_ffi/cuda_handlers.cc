@@ -1,0 +1,162 @@
+// XLA FFI handlers of the CUDA kernels. They only enqueue work on XLA's stream, so XLA may capture them in a graph.
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <string>
+
+#include "cuda/aggregate.h"
+#include "cuda/hash_bitmap_decode.h"
+#include "cuda/hash_bitmap_encode.h"
+#include "cuda/hierarchical_hash.h"
+#include "cuda/partition.h"
+#include "xla/ffi/api/ffi.h"
+#include "xla_ffi/registration.h"
+#include "xla_ffi/shapes.h"
+
+namespace zen {
+namespace {
+
+using Result = ffi::Result<ffi::AnyBuffer>;
+
+template <typename T>
+T* data(ffi::AnyBuffer buffer) {
+  return static_cast<T*>(buffer.untyped_data());
+}
+
+cuda::Element element(ffi::AnyBuffer buffer) {
+  switch (buffer.element_type()) {
+    case ffi::F64:
+      return cuda::Element::kFloat64;
+    case ffi::F16:
+      return cuda::Element::kFloat16;
+    case ffi::BF16:
+      return cuda::Element::kBfloat16;
+    default:
+      return cuda::Element::kFloat32;
+  }
+}
+
+ffi::Error status(const char* target, cudaError_t error) {
+  if (error == cudaSuccess) return ffi::Error::Success();
+  return ffi::Error::Internal(std::string(target) + ": " + cudaGetErrorString(error));
+}
+
+ffi::Error partition_handler(cudaStream_t stream, ffi::AnyBuffer x, Result positions, Result values, Result counts,
+                             Result scratch, uint32_t seed) {
+  const auto problem = check_partition(x, *positions, *values, *counts);
+  if (problem.has_error()) return problem.error();
+  const int64_t bytes = cuda::partition_scratch_bytes(problem->units, problem->width, ffi::ByteWidth(x.element_type()),
+                                                      problem->n, problem->capacity);
+  if (ffi::Error error = check_scratch("zen_partition", *scratch, problem->batch, bytes); error.failure()) return error;
+  return status("zen_partition", cuda::partition(*problem, element(x), seed, x.untyped_data(),
+                                                 data<int32_t>(*positions), values->untyped_data(),
+                                                 data<int32_t>(*counts), scratch->untyped_data(), stream));
+}
+
+ffi::Error aggregate_handler(cudaStream_t stream, ffi::AnyBuffer positions, ffi::AnyBuffer values,
+                             ffi::AnyBuffer counts, Result shard, Result scratch, int64_t divisor) {
+  const auto problem = check_aggregate(positions, values, counts, divisor, *shard);
+  if (problem.has_error()) return problem.error();
+  if (ffi::Error error = check_scratch("zen_aggregate", *scratch, problem->batch, 0); error.failure()) return error;
+  return status("zen_aggregate", cuda::aggregate(*problem, element(values), divisor, data<const int32_t>(positions),
+                                                 values.untyped_data(), data<const int32_t>(counts),
+                                                 shard->untyped_data(), stream));
+}
+
+ffi::Error encode_handler(cudaStream_t stream, ffi::AnyBuffer shard, Result words, Result values, Result count,
+                          Result scratch) {
+  const auto problem = check_encode(shard, *words, *values, *count);
+  if (problem.has_error()) return problem.error();
+  const int64_t bytes = cuda::encode_scratch_bytes(problem->size, problem->width, ffi::ByteWidth(shard.element_type()),
+                                                   problem->capacity);
+  if (ffi::Error error = check_scratch("zen_hash_bitmap_encode", *scratch, problem->batch, bytes); error.failure()) {
+    return error;
+  }
+  return status("zen_hash_bitmap_encode",
+                cuda::hash_bitmap_encode(*problem, element(shard), shard.untyped_data(), data<uint32_t>(*words),
+                                         values->untyped_data(), data<int32_t>(*count), scratch->untyped_data(),
+                                         stream));
+}
+
+ffi::Error decode_handler(cudaStream_t stream, ffi::AnyBuffer words, ffi::AnyBuffer values, Result out, Result scratch,
+                          uint32_t seed) {
+  const auto problem = check_decode(words, values, *out);
+  if (problem.has_error()) return problem.error();
+  const int64_t bytes = cuda::decode_scratch_bytes(problem->units, problem->width,
+                                                   ffi::ByteWidth(values.element_type()), problem->n,
+                                                   problem->capacity);
+  if (ffi::Error error = check_scratch("zen_hash_bitmap_decode", *scratch, problem->batch, bytes); error.failure()) {
+    return error;
+  }
+  return status("zen_hash_bitmap_decode",
+                cuda::hash_bitmap_decode(*problem, element(values), seed, data<const uint32_t>(words),
+                                         values.untyped_data(), out->untyped_data(), scratch->untyped_data(), stream));
+}
+
+ffi::Error hierarchical_hash_handler(cudaStream_t stream, ffi::AnyBuffer indices, Result memory, Result counts,
+                                     Result overflow, int64_t n, int64_t r1, int64_t r2, int64_t k, uint32_t seed) {
+  const auto problem = check_hierarchical_hash(indices, n, r1, r2, k, *memory, *counts, *overflow);
+  if (problem.has_error()) return problem.error();
+  return status("zen_hierarchical_hash",
+                cuda::hierarchical_hash(*problem, seed, data<const int32_t>(indices), data<uint32_t>(*memory),
+                                        data<int32_t>(*counts), data<int32_t>(*overflow), stream));
+}
+
+}  // namespace
+}  // namespace zen
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenPartition, zen::partition_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // x
+                                  .Ret<xla::ffi::AnyBuffer>()  // positions
+                                  .Ret<xla::ffi::AnyBuffer>()  // values
+                                  .Ret<xla::ffi::AnyBuffer>()  // counts
+                                  .Ret<xla::ffi::AnyBuffer>()  // scratch
+                                  .Attr<uint32_t>("seed"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenAggregate, zen::aggregate_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // positions
+                                  .Arg<xla::ffi::AnyBuffer>()  // values
+                                  .Arg<xla::ffi::AnyBuffer>()  // counts
+                                  .Ret<xla::ffi::AnyBuffer>()  // shard
+                                  .Ret<xla::ffi::AnyBuffer>()  // scratch
+                                  .Attr<int64_t>("divisor"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHashBitmapEncode, zen::encode_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()   // shard
+                                  .Ret<xla::ffi::AnyBuffer>()   // words
+                                  .Ret<xla::ffi::AnyBuffer>()   // values
+                                  .Ret<xla::ffi::AnyBuffer>()   // count
+                                  .Ret<xla::ffi::AnyBuffer>(),  // scratch
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHashBitmapDecode, zen::decode_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // words
+                                  .Arg<xla::ffi::AnyBuffer>()  // values
+                                  .Ret<xla::ffi::AnyBuffer>()  // out
+                                  .Ret<xla::ffi::AnyBuffer>()  // scratch
+                                  .Attr<uint32_t>("seed"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHierarchicalHash, zen::hierarchical_hash_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // indices
+                                  .Ret<xla::ffi::AnyBuffer>()  // memory
+                                  .Ret<xla::ffi::AnyBuffer>()  // counts
+                                  .Ret<xla::ffi::AnyBuffer>()  // overflow
+                                  .Attr<int64_t>("n")
+                                  .Attr<int64_t>("r1")
+                                  .Attr<int64_t>("r2")
+                                  .Attr<int64_t>("k")
+                                  .Attr<uint32_t>("seed"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
