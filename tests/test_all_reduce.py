@@ -1,0 +1,308 @@
+"""What every scheme guarantees, for every worker count, mode of JAX, shape and kind of gradient."""
+
+import functools
+
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from cases import FLOATS, SHAPES, WORKERS, assert_same_bits, assert_same_values, sparse, special, structured
+from hypothesis import given
+from hypothesis import strategies as st
+
+import zen_jax as zen
+
+SCHEMES = tuple(dict.fromkeys((*zen.schemes.names(), "auto")))
+# These sum in worker order; psum does as it likes.
+ORDERED = tuple(scheme for scheme in SCHEMES if scheme != "dense")
+OPTIONS = {
+    "element": {"unit": "element"},
+    "row": {"unit": "row"},
+    "two columns": {"unit": 2},
+    "murmur": {"hash": "murmur"},
+    "murmur by element": {"hash": "murmur", "unit": "element"},
+    "another seed": {"seed": 2**32 - 1},
+    "room for one": {"capacity": 1, "unit": "element"},
+    "room for a few": {"capacity": (3, 5)},
+    "more room than units": {"capacity": (1000, 1000)},
+    "murmur without room": {"hash": "murmur", "capacity": 1, "unit": "element"},
+}
+
+
+def check(mode, n, stack, expected, name, same=assert_same_bits, **options):
+    """The result of every worker has the expected bits, twice."""
+    run = harness.all_reduce(mode, n, **options)
+    results = np.asarray(run(stack))
+    same(results[0], expected, name)
+    for worker in range(1, n):
+        assert_same_bits(results[worker], results[0], f"{name}: worker {worker}")
+    assert_same_bits(np.asarray(run(stack)), results, f"{name}: rerun")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("n", WORKERS)
+@pytest.mark.parametrize("mode", harness.MODES)
+def test_integers_equal_psum_bitwise(mode, n, scheme):
+    psum = harness.psum(mode, n)
+    for name, stack in structured(n, (31, 4)).items():
+        expected = np.asarray(psum(stack))[0]
+        assert_same_bits(expected, stack.sum(axis=0))
+        check(mode, n, stack, expected, name, scheme=scheme, op="sum")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("n", WORKERS)
+def test_means_of_integers_equal_pmean_bitwise(n, scheme):
+    """pmean multiplies by the reciprocal of n once compiled; so must every scheme."""
+    pmean = harness.psum("vmap", n, "mean")
+    for name, stack in structured(n, (31, 4)).items():
+        check("vmap", n, stack, np.asarray(pmean(stack))[0], name, scheme=scheme)
+
+
+@pytest.mark.parametrize("mode", harness.MODES)
+def test_means_in_every_mode(mode):
+    stack = structured(3, (31, 4))["sparse rows"]
+    expected = np.asarray(harness.psum(mode, 3, "mean")(stack))[0]
+    for scheme in SCHEMES:
+        check(mode, 3, stack, expected, scheme, scheme=scheme)
+
+
+@pytest.mark.parametrize("n", [1, 3, 8])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes(shape, n):
+    """From scalars over empty tensors to three dimensions."""
+    for scheme in SCHEMES:
+        for name in ("all zero", "all dense", "sparse elements"):
+            stack = structured(n, shape)[name] if 0 not in shape else np.zeros((n, *shape), np.float32)
+            check("vmap", n, stack, stack.sum(axis=0), f"{scheme}, {name}", scheme=scheme, op="sum")
+
+
+@pytest.mark.parametrize("scheme", ORDERED)
+@pytest.mark.parametrize("n", WORKERS)
+def test_random_floats_sum_in_worker_order(n, scheme):
+    """Bitwise what dense_ordered and NumPy give: adding zeros changes no bit."""
+    for name, stack in structured(n, (31, 4), integers=False).items():
+        expected = oracle.ordered_sum(stack, divisor=n)
+        assert_same_bits(np.asarray(harness.all_reduce("vmap", n, scheme="dense_ordered")(stack))[0], expected, name)
+        check("vmap", n, stack, expected, name, scheme=scheme)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("mode", harness.MODES[1:])
+def test_random_floats_on_devices(mode, scheme):
+    n = 5
+    for name, stack in structured(n, (31, 4), integers=False).items():
+        expected = oracle.ordered_sum(stack, divisor=n)
+        same = assert_same_bits if scheme in ORDERED else functools.partial(assert_close, stack)
+        check(mode, n, stack, expected, name, same, scheme=scheme)
+
+
+def assert_close(stack, actual, expected, message=""):
+    """Equal up to the order of summation."""
+    bound = np.abs(stack.astype(np.float64)).sum(axis=0) * len(stack) * np.finfo(np.float32).eps
+    assert (np.abs(actual.astype(np.float64) - expected) <= bound).all(), message
+
+
+@pytest.mark.parametrize("n", [3, 8])
+@pytest.mark.parametrize("label", OPTIONS)
+def test_options_change_no_bit(label, n):
+    """Unit, hash, seed and capacity decide what travels, never what arrives: not even where there is too little room."""
+    for scheme in ("zen", "auto"):
+        for name, stack in structured(n, (31, 4), integers=False).items():
+            check("vmap", n, stack, oracle.ordered_sum(stack), name, scheme=scheme, op="sum", **OPTIONS[label])
+
+
+@pytest.mark.parametrize("mode", harness.MODES[1:])
+def test_options_on_devices(mode):
+    n = 4
+    for label in ("two columns", "murmur without room", "room for a few"):
+        stack = structured(n, (31, 4), integers=False)["sparse elements"]
+        check(mode, n, stack, oracle.ordered_sum(stack), label, scheme="zen", op="sum", **OPTIONS[label])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_dtypes_and_special_values(dtype, scheme):
+    """NaN and infinities travel, -0.0 counts as zero, 16-bit floats add in float32 and round (and overflow) once."""
+    n, shape, kind = 3, (31, 4), FLOATS[dtype]
+    with jax.enable_x64(dtype == "float64"):
+        for op, divisor in (("sum", 1), ("mean", n)):
+            for name, stack in special(n, shape, kind).items():
+                expected = oracle.ordered_sum(stack, divisor)
+                same = assert_same_values if scheme in ORDERED else assert_close_or_special
+                same = assert_same_but_subnormals if name == "subnormals" else same
+                check("vmap", n, stack, expected, name, same, scheme=scheme, op=op)
+            stack = sparse(np.random.default_rng(0), n, shape, 0.4, kind, integers=False)
+            expected = oracle.ordered_sum(stack, divisor)
+            same = assert_same_bits if scheme in ORDERED or kind().itemsize == 2 else assert_close_or_special
+            check("vmap", n, stack, expected, "random", same, scheme=scheme, op=op)
+
+
+def assert_close_or_special(actual, expected, message=""):
+    eps = np.finfo(actual.dtype).eps if actual.dtype.itemsize > 2 else 0
+    np.testing.assert_allclose(actual.astype(np.float64), expected.astype(np.float64), 8 * eps, 8 * eps, err_msg=message)
+
+
+def assert_same_but_subnormals(actual, expected, message=""):
+    """A processor may flush subnormals where it adds, and nothing else."""
+    smallest = 2.0**-126 if actual.dtype != np.float64 else 2.0**-1022
+    actual, expected = actual.astype(np.float64), expected.astype(np.float64)
+    np.testing.assert_allclose(actual, expected, 1e-6, 2 * smallest, err_msg=message)
+
+
+def test_negative_zero_counts_as_zero():
+    """No scheme that sums in order gives -0.0, so zen and its dense fall-back agree to the sign of a zero."""
+    stack = np.full((3, 31, 4), -0.0, np.float32)
+    for scheme in ORDERED:
+        check("vmap", 3, stack, np.zeros((31, 4), np.float32), scheme, scheme=scheme)
+
+
+def test_float16_rounds_once():
+    """2048 + 1 + 1 is 2050 in float32 and 2048 when each step rounds; 65504 + 65504 - 65504 overflows only on the way."""
+    stack = np.zeros((3, 31, 4), np.float16)
+    stack[:, 3, 1] = [2048, 1, 1]
+    stack[:, 30, 3] = [65504, 65504, -65504]
+    expected = np.zeros((31, 4), np.float16)
+    expected[3, 1], expected[30, 3] = 2050, 65504
+    for scheme in SCHEMES:
+        check("vmap", 3, stack, expected, scheme, scheme=scheme, op="sum")
+
+
+@pytest.mark.parametrize("n", [2, 7])
+@given(seed=st.integers(0, 2**32 - 1), density=st.floats(0, 1), by_row=st.booleans())
+def test_any_gradient(n, seed, density, by_row):
+    stack = sparse(np.random.default_rng(seed), n, (31, 4), density, integers=False, by_row=by_row)
+    for scheme in ("zen", "auto"):
+        check("vmap", n, stack, oracle.ordered_sum(stack, n), scheme, scheme=scheme)
+
+
+# --- under shard_map, jit and tuples of axes --------------------------------------------------------------------
+
+
+def test_result_counts_as_replicated():
+    """check_vma accepts the result where it accepts psum's: out_specs=P(), no pcast."""
+    n = 4
+    stack = structured(n, (31, 4))["sparse rows"]
+    spec = jax.sharding.PartitionSpec
+    for scheme in SCHEMES:
+        mapped = jax.shard_map(
+            lambda x, scheme=scheme: zen.all_reduce(x[0], harness.AXIS, scheme=scheme, op="sum", return_info=True),
+            mesh=harness.mesh(n),
+            in_specs=spec(harness.AXIS),
+            out_specs=spec(),
+        )
+        reduced, info = jax.jit(mapped)(stack)
+        assert_same_bits(reduced, stack.sum(axis=0), scheme)
+        assert float(info.bytes_dense) > 0
+
+
+def test_several_axes():
+    """A tuple of axes is one axis whose workers are numbered in row-major order, as for psum."""
+    stack = structured(6, (31, 4), integers=False)["sparse rows"]
+    grid = stack.reshape(2, 3, 31, 4)
+    for scheme in ORDERED:
+        worker = lambda x, scheme=scheme: zen.all_reduce(x, ("hosts", "cores"), scheme=scheme, op="sum")  # noqa: E731
+        reduced = jax.jit(jax.vmap(jax.vmap(worker, axis_name="cores"), axis_name="hosts"))(grid)
+        for host in range(2):
+            for core in range(3):
+                assert_same_bits(reduced[host, core], oracle.ordered_sum(stack), scheme)
+
+
+def test_another_batch_axis():
+    """vmap over an axis that is no axis of workers."""
+    n = 3
+    stacks = np.stack([structured(n, (31, 4))[name] for name in ("all zero", "sparse rows", "all dense")])
+    worker = lambda x: zen.all_reduce(x, harness.AXIS, op="sum")  # noqa: E731
+    reduced = jax.jit(jax.vmap(jax.vmap(worker, axis_name=harness.AXIS)))(stacks)
+    for stack, result in zip(stacks, np.asarray(reduced), strict=True):
+        for worker in range(n):
+            assert_same_bits(result[worker], stack.sum(axis=0))
+
+
+# --- what info says ---------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _with_info(n, **options):
+    return harness.all_reduce("vmap", n, return_info=True, op="sum", **options)
+
+
+def _info(n, stack, **options):
+    _, info = _with_info(n, **options)(stack)
+    for name, field in info._asdict().items():
+        assert (np.asarray(field) == np.asarray(field)[0]).all(), f"{name} differs between workers"
+    return jax.tree.map(lambda field: float(field[0]), info)
+
+
+def _fullest(stack, seed=0):
+    n, units = stack.shape[:2]
+    owner = oracle.server_of(np.arange(units), n, seed)
+    nonzero = np.stack([oracle.is_nonzero(x) for x in stack])
+    push = np.array([[nonzero[w][owner == s].sum() for s in range(n)] for w in range(n)])
+    pull = np.array([nonzero.any(axis=0)[owner == s].sum() for s in range(n)])
+    return nonzero, push, pull
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("width", [1, 32])
+@pytest.mark.parametrize("density", [0.002, 0.01, 0.05, 0.2])
+def test_bytes_near_exact_messages(density, width, n):
+    """At most 1.15 times exact-sized Balanced Parallelism with capacities from the data, 1.35 times by default."""
+    units = 120_000 if width == 1 else 12_000
+    stack = sparse(np.random.default_rng(0), n, (units, width)[: 1 + (width > 1)], density)
+    exact = oracle.balanced_parallelism_bytes(stack, width)
+    _, push, pull = _fullest(stack)
+    options = {"scheme": "zen", "unit": "row"}
+    given = _info(n, stack, capacity=(int(push.max()), int(pull.max())), **options)
+    default = _info(n, stack, **options)
+    assert exact * 0.9 <= given.bytes_pushed + given.bytes_pulled <= 1.15 * exact
+    assert exact * 0.9 <= default.bytes_pushed + default.bytes_pulled <= 1.35 * exact
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_info_describes_the_data(n):
+    stack = structured(n, (509,))["sparse rows"]
+    nonzero, push, pull = _fullest(stack)
+    info = _info(n, stack, scheme="zen")
+    each = np.maximum(nonzero.sum(axis=1), 1)
+    np.testing.assert_allclose(info.density, nonzero.mean(), 1e-5)
+    np.testing.assert_allclose(info.density_reduced, nonzero.any(axis=0).mean(), 1e-5)
+    np.testing.assert_allclose(info.imbalance_push, (n * push.max(axis=1) / each).max(), 1e-5)
+    np.testing.assert_allclose(info.imbalance_pull, n * pull.max() / pull.sum(), 1e-5)
+    np.testing.assert_allclose(info.bytes_dense, 2 * (n - 1) / n * 509 * 4, 1e-5)
+    assert info.dense_taken == 0
+    assert info.rounds == 1
+
+
+def test_dense_is_taken_when_it_is_smaller():
+    """`auto` never moves much more than a dense all-reduce; `zen` never takes it."""
+    n = 4
+    full = structured(n, (509,))["all dense"]
+    auto, zen_info = _info(n, full, scheme="auto"), _info(n, full, scheme="zen")
+    assert auto.dense_taken == 1
+    assert auto.bytes_pushed + auto.bytes_pulled <= 1.05 * auto.bytes_dense
+    assert zen_info.dense_taken == 0
+    assert zen_info.bytes_pushed + zen_info.bytes_pulled > zen_info.bytes_dense
+    thin = structured(n, (509,))["sparse rows"]
+    assert _info(n, thin, scheme="auto").dense_taken == 0
+    for scheme in ("dense", "dense_ordered"):
+        info = _info(n, thin, scheme=scheme)
+        assert info.dense_taken == 1
+        assert info.bytes_pushed + info.bytes_pulled == info.bytes_dense
+
+
+def test_rounds_count_outgrown_capacity():
+    n = 4
+    stack = structured(n, (509,))["all dense"]
+    assert _info(n, stack, scheme="zen", capacity=128).rounds == 1
+    assert _info(n, stack, scheme="zen", capacity=32).rounds == 4
+
+
+def test_total_adds_up():
+    stack = structured(2, (509,))["sparse rows"]
+    info = _info(2, stack, scheme="zen")
+    both = zen.total([jax.tree.map(jnp.float32, info)] * 2)
+    assert float(both.bytes_pushed) == 2 * info.bytes_pushed
+    np.testing.assert_allclose(float(both.density), info.density, 1e-6)
