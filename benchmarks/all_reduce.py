@@ -1,0 +1,98 @@
+"""Profiles a whole emulated all-reduce of an embedding gradient against the kernels that it is made of.
+
+    python benchmarks/all_reduce.py --rows 78125 --columns 256 -n 8 --json build/all_reduce.json
+
+All n workers run in one process under vmap, so the "network" is memory and what remains beside the kernels is
+packing, exchange and agreement. The kernels are timed alone, on the same operands.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import zen_jax as zen  # noqa: E402
+from benchmarks import measure  # noqa: E402
+from zen_jax.units import unit_width  # noqa: E402
+
+
+def embedding_gradients(n: int, rows: int, columns: int, tokens: int) -> jax.Array:
+    """[n, rows, columns] whose rows are touched by `tokens` draws from Zipf's law on each worker."""
+    rng = np.random.default_rng(0)
+    weights = 1 / np.arange(1, rows + 1)
+    order = rng.permutation(rows)
+    gradients = np.zeros((n, rows, columns), np.float32)
+    for gradient in gradients:
+        touched = order[np.unique(rng.choice(rows, tokens, p=weights / weights.sum()))]
+        gradient[touched] = rng.standard_normal((touched.size, columns), np.float32)
+    return jnp.asarray(gradients)
+
+
+def kernel_times(gradients: jax.Array, plan: zen.LeafPlan, repeats: int) -> dict[str, float]:
+    """Milliseconds of each kernel for all n workers, on the operands that it has inside the all-reduce."""
+    n = gradients.shape[0]
+    push, pull = plan.capacity
+    units = gradients.reshape(n, -1, plan.unit)
+    size = -(-units.shape[1] // n)
+    times = {}
+
+    def timed(name: str, run, *operands):
+        compiled = jax.jit(run)
+        times[name] = measure.seconds(lambda: compiled(*operands), repeats)["median"] * 1e3
+        return compiled(*operands)
+
+    partition = jax.vmap(lambda x: zen.kernels.partition(x, n, push))
+    positions, values, counts = timed("partition", partition, units)
+    inbox = [jnp.swapaxes(array, 0, 1) for array in (positions, values, counts)]
+    aggregate = jax.vmap(lambda *inbox: zen.kernels.aggregate(*inbox, size, divisor=n))
+    shards = timed("aggregate", aggregate, *inbox)
+    words, values, _ = timed("encode", jax.vmap(lambda x: zen.kernels.hash_bitmap_encode(x, pull)), shards)
+    decode = lambda words, values: zen.kernels.hash_bitmap_decode(words, values, units.shape[1])  # noqa: E731
+    timed("decode", decode, words, values)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=78125)
+    parser.add_argument("--columns", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=4480, help="rows drawn by each worker (default 128 * 35)")
+    parser.add_argument("-n", type=int, default=8, help="emulated workers")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+
+    n = options.n
+    gradients = embedding_gradients(n, options.rows, options.columns, options.tokens)
+    plan = zen.measure_plan({"g": gradients}).leaves["g"]
+    times = kernel_times(gradients, plan, options.repeats)
+    kernels = sum(times.values())
+    whole = {}
+    for name, keywords in {
+        "zen, planned": {"scheme": "zen", "capacity": plan.capacity},
+        "zen, no plan": {"scheme": "zen"},
+        "auto, planned": {"scheme": "auto", "capacity": plan.capacity},
+        "auto, no plan": {"scheme": "auto"},
+        "dense (pmean)": {"scheme": "dense"},
+        "dense_ordered": {"scheme": "dense_ordered"},
+    }.items():
+        reduce = lambda g: zen.all_reduce(g, "data", **keywords)  # noqa: B023, E731
+        run = jax.jit(jax.vmap(reduce, axis_name="data", out_axes=None))
+        whole[name] = measure.seconds(lambda: run(gradients), options.repeats)["median"] * 1e3  # noqa: B023
+    width = unit_width(gradients.shape[1:], "auto", n)
+    print(f"{n} emulated workers, gradient [{options.rows}, {options.columns}] float32, units of {width} columns")
+    rows = [{"part": name, "ms": round(ms, 2)} for name, ms in times.items()]
+    rows.append({"part": "kernels' sum", "ms": round(kernels, 2), "of kernels' sum": 1.0})
+    rows += [{"part": k, "ms": round(ms, 2), "of kernels' sum": round(ms / kernels, 2)} for k, ms in whole.items()]
+    print(measure.table(rows))
+    measure.write_json(options.json, {"environment": measure.environment(), "options": vars(options) | {
+        "json": None}, "kernels_ms": times, "whole_ms": whole})
+
+
+if __name__ == "__main__":
+    main()

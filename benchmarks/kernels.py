@@ -1,0 +1,169 @@
+"""Times every kernel against its floor, its pure-JAX lowering, NumPy, jnp.nonzero and torch.
+
+    python benchmarks/kernels.py --elements 64e6 --density 0.01 0.05 --json build/kernels.json
+
+The floor of a kernel is the time in which the device, at its measured ceilings, reads and writes the bytes that the
+kernel must. "floor/time" is the share of the ceiling that the kernel reaches.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import measure  # noqa: E402
+from zen_jax import kernels  # noqa: E402
+from zen_jax.kernels import aggregate, hash_bitmap_decode, hash_bitmap_encode, partition  # noqa: E402, F401
+
+ROOM = 1.1  # capacity over the fullest bucket
+
+
+def sparse_tensor(units: int, width: int, density: float, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    x = np.zeros((units, width), np.float32)
+    touched = rng.choice(units, int(units * density), replace=False)
+    x[touched] = rng.standard_normal((touched.size, width), np.float32)
+    return x[:, 0] if width == 1 else x
+
+
+def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tuple, int, int]]:
+    """For each kernel: name, custom call, pure-JAX lowering, operands, bytes read and bytes written at least."""
+    import importlib
+
+    module = {k: importlib.import_module(f"zen_jax.kernels.{k}") for k in (
+        "partition", "aggregate", "hash_bitmap_encode", "hash_bitmap_decode")}
+    device = jnp.asarray(x)
+    units, size = x.shape[0], -(-x.shape[0] // n)
+    rows = device.reshape(units, -1)
+    counts = np.asarray(kernels.partition(device, n, 1)[2])
+    capacity = int(counts.max() * ROOM)
+    total, unit_bytes = int(counts.sum()), rows.shape[1] * 4
+    yield (
+        "partition",
+        lambda x: kernels.partition(x, n, capacity),
+        lambda x: module["partition"].reference(x, n, capacity),
+        (rows,), x.nbytes, total * (unit_bytes + 4),
+    )
+    positions, values, sent = jax.jit(lambda x: kernels.partition(x, n, capacity))(rows)
+    # Server 0's inbox when all n workers send alike: bucket 0 of each.
+    inbox = (jnp.tile(positions[:1], (n, 1)), jnp.tile(values[:1], (n, 1, 1)), jnp.tile(sent[:1], n))
+    yield (
+        "aggregate",
+        lambda *inbox: kernels.aggregate(*inbox, size),
+        lambda *inbox: module["aggregate"].reference(*inbox, size),
+        inbox, n * int(counts[0]) * (unit_bytes + 4), size * unit_bytes,
+    )
+    yield (
+        "hash_bitmap_encode",
+        lambda x: kernels.hash_bitmap_encode(x, total),
+        lambda x: module["hash_bitmap_encode"].reference(x, total),
+        (rows,), x.nbytes, units // 8 + total * unit_bytes,
+    )
+
+    def encode_all(positions: jax.Array, values: jax.Array, sent: jax.Array) -> tuple[jax.Array, jax.Array]:
+        shards = [kernels.aggregate(positions[i : i + 1], values[i : i + 1], sent[i : i + 1], size) for i in range(n)]
+        encoded = [kernels.hash_bitmap_encode(shard, capacity) for shard in shards]
+        return jnp.stack([e[0] for e in encoded]), jnp.stack([e[1] for e in encoded])
+
+    encoded = jax.block_until_ready(jax.jit(encode_all)(positions, values, sent))
+    yield (
+        "hash_bitmap_decode",
+        lambda words, values: kernels.hash_bitmap_decode(words, values, units),
+        lambda words, values: module["hash_bitmap_decode"].reference(words, values, units),
+        encoded, units // 8 + total * unit_bytes, x.nbytes,
+    )
+
+
+def peers(x: np.ndarray) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """What finds and takes the non-zeros of a 1-D tensor elsewhere."""
+    device = jnp.asarray(x)
+    count = int(np.count_nonzero(x))
+    if jax.default_backend() == "cpu":
+        def numpy_nonzero() -> tuple[np.ndarray, np.ndarray]:
+            indices = np.flatnonzero(x != 0)
+            return indices, x[indices]
+
+        yield "numpy flatnonzero + take", numpy_nonzero
+
+    @jax.jit
+    def jax_nonzero(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        indices = jnp.nonzero(x, size=count)[0]
+        return indices, x[indices]
+
+    yield "jnp.nonzero + take", lambda: jax_nonzero(device)
+    try:
+        import torch
+    except ImportError:
+        return
+    on_gpu = jax.default_backend() != "cpu" and torch.cuda.is_available()
+    tensor = torch.from_numpy(x).to("cuda" if on_gpu else "cpu")
+
+    def torch_nonzero() -> Any:
+        indices = torch.nonzero(tensor).squeeze(1)
+        taken = torch.index_select(tensor, 0, indices)
+        if on_gpu:
+            torch.cuda.synchronize()
+        return float(taken[-1])
+
+    yield "torch.nonzero + index_select", torch_nonzero
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--elements", type=float, default=64e6, help="elements of the tensor (default 64e6)")
+    parser.add_argument("--density", type=float, nargs="+", default=[0.01, 0.05])
+    parser.add_argument("--width", type=int, default=1, help="elements in a unit; 1 hashes elements")
+    parser.add_argument("-n", type=int, default=16, help="servers")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--skip-slow", action="store_true", help="leave out the pure-JAX lowering and jnp.nonzero")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+
+    ceiling = measure.ceilings()
+    print("ceilings: " + ", ".join(f"{name} {rate / 1e9:.1f} GB/s" for name, rate in ceiling.items()), flush=True)
+    results: list[dict[str, Any]] = []
+    for density in options.density:
+        x = sparse_tensor(int(options.elements) // options.width, options.width, density)
+        for name, native, reference, operands, read, written in cases(x, options.n):
+            floor = read / ceiling["read"] + written / ceiling["write"]
+            row = {"density": density, "kernel": name, "floor_ms": round(floor * 1e3, 2)}
+            row |= _timed(jax.jit(native), operands, options.repeats, floor)
+            if not options.skip_slow:
+                slow = measure.seconds(lambda: jax.jit(reference)(*operands), 1)  # noqa: B023
+                row["pure_jax_ms"] = round(slow["median"] * 1e3, 1)
+            if name == "partition":
+                row["of_read_ceiling"] = round((read + written) / row["ms"] * 1e3 / ceiling["read"], 3)
+            results.append(row)
+            print(measure.table([row]), flush=True)
+        if options.width == 1:
+            own = next(row["ms"] for row in results if row["density"] == density and row["kernel"] == "partition")
+            for name, run in peers(x):
+                if options.skip_slow and name.startswith("jnp"):
+                    continue
+                took = measure.seconds(run, 3)["median"] * 1e3
+                results.append({"density": density, "kernel": name, "ms": round(took, 2), "over_partition": round(took / own, 1)})
+    print(measure.table(results))
+    result = {"environment": measure.environment(), "ceilings": ceiling, "elements": int(options.elements),
+              "width": options.width, "n": options.n, "results": results}
+    measure.write_json(options.json, result)
+
+
+def _timed(run: Callable, operands: tuple, repeats: int, floor: float) -> dict[str, float]:
+    took = measure.seconds(lambda: run(*operands), repeats)
+    return {
+        "ms": round(took["median"] * 1e3, 2),
+        "min_ms": round(took["min"] * 1e3, 2),
+        "max_ms": round(took["max"] * 1e3, 2),
+        "floor/time": round(floor / took["median"], 3),
+    }
+
+
+if __name__ == "__main__":
+    main()
