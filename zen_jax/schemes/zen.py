@@ -162,6 +162,6 @@ def _exchange_sparse(
         bytes_pushed=(n - 1) * push_bytes[push_rung],
         bytes_pulled=(n - 1) * pull_bytes[pull_rung],
         bytes_dense=2 * dense_bytes(reduced.size, dtype, n),
-        imbalance_pull=n * jnp.max(shard_counts) / jnp.maximum(reduced_units, 1.0),
+        imbalance_pull=n * jnp.max(shard_counts).astype(jnp.float32) / jnp.maximum(reduced_units, 1.0),
         **stats,
     )
