@@ -50,11 +50,13 @@ def rank_from(coordinator: str | None, count: int | None, index: int | None) -> 
 
 def join(rank: Rank | None) -> None:
     """Connects this process with the others; does nothing where it runs alone."""
+    if rank is None and not any(name in os.environ for name in _LAUNCHERS):
+        return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    if rank is not None:
-        jax.distributed.initialize(rank.coordinator, rank.count, rank.index)
-    elif any(name in os.environ for name in _LAUNCHERS):
+    if rank is None:
         jax.distributed.initialize()
+    else:
+        jax.distributed.initialize(rank.coordinator, rank.count, rank.index)
 
 
 def start(script: str, arguments: list[str], count: int) -> int:

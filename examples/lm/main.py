@@ -9,8 +9,8 @@ if not __package__:  # run as a file: the repository root is what modules are im
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import jax
-import zen_jax as zen
 
+import zen_jax as zen
 from examples.lm import launch, progress, report, text
 from examples.lm.config import Config
 from examples.lm.train import Run, train

@@ -42,8 +42,8 @@ def sampled_softmax_loss(
     target_rows, sample_rows = rows[: targets.size], rows[targets.size :]
     # Subtracting log(expected count) makes the sampled softmax estimate the full one.
     target_logits = jnp.sum(features * target_rows, axis=-1) - _log_expected_count(targets, vocab, negatives)
-    sample_logits = features @ sample_rows.T - _log_expected_count(sample, vocab, negatives)
-    sample_logits = jnp.where(sample == targets[:, None], -jnp.inf, sample_logits)
+    sample_logits = features @ sample_rows.T - _log_expected_count(sample, vocab, negatives)[None, :]
+    sample_logits = jnp.where(sample[None, :] == targets[:, None], -jnp.inf, sample_logits)
     logits = jnp.concatenate([target_logits[:, None], sample_logits], axis=-1)
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - target_logits)
 

@@ -23,10 +23,11 @@ def watch(label: str, steps: Iterable[Step], total: int, words_per_step: int, qu
                 start = time.perf_counter()  # the first step compiles
             sent += step.info["bytes_pushed"] + step.info["bytes_pulled"]
             dense += step.info["bytes_dense"]
-            rate = words_per_step * (done - 1) / (time.perf_counter() - start)
+            rate = f"{words_per_step * (done - 1) / (time.perf_counter() - start):,.0f}" if done > 1 else "-"
+            # A dense all-reduce never counts what is zero.
+            density = "-" if step.info["dense_taken"] == 1 else f"{step.info['density']:.2%}"
             status = (
-                f"loss {step.loss:.3f}, {rate:,.0f} words/s, density {step.info['density']:.2%}, "
-                f"{sent / 1e6:,.0f} of {dense / 1e6:,.0f} MB"
+                f"loss {step.loss:.3f}, {rate} words/s, density {density}, {sent / 1e6:,.0f} of {dense / 1e6:,.0f} MB"
             )
             bar.set_postfix_str(status, refresh=False)
             bar.update()

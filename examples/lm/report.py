@@ -11,7 +11,7 @@ from examples.lm.config import Config
 from examples.lm.train import Run
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402  (the backend comes first)
+import matplotlib.pyplot as plt
 
 
 def summarise(runs: list[Run], words_per_step: int) -> list[dict]:
@@ -69,7 +69,9 @@ def table(rows: list[dict]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rule = "-" * (sum(widths) + 2 * len(widths) - 2)
     aligned = [
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
         for line in lines
     ]
     return "\n".join([aligned[0], rule, *aligned[1:]])

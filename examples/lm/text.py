@@ -68,8 +68,8 @@ def streams(tokens: np.ndarray, count: int, unroll: int) -> np.ndarray:
     if length <= unroll:
         needed = count * (unroll + 1)
         raise DataError(
-            f"the training text has {len(tokens):,} words but {count:,} streams (workers x batch) of {unroll} + 1 words "
-            f"need {needed:,}: give more text, or lower --workers, --batch or --unroll"
+            f"the training text has {len(tokens):,} words, but {count:,} streams (workers x batch) of {unroll} + 1 "
+            f"words need {needed:,}: give more text, or lower --workers, --batch or --unroll"
         )
     return tokens[: count * length].reshape(count, length)
 

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import zen_jax as zen
 from flax import nnx
 from jax import lax
 
+import zen_jax as zen
 from examples.lm import text
 from examples.lm.config import Config
 from examples.lm.model import LanguageModel, full_softmax_loss, initial_carry, sampled_softmax_loss
@@ -48,7 +48,9 @@ def train(config: Config, corpus: text.Corpus, workers: Emulated | Devices, run:
     streams = text.streams(corpus.train, workers.count * config.batch, config.unroll)
 
     step_fun = workers.run(
-        worker_step(graph, optimizer, config), inputs=(SAME, SAME, EACH, EACH, SAME), outputs=(SAME, SAME, EACH, SAME, SAME)
+        worker_step(graph, optimizer, config),
+        inputs=(SAME, SAME, EACH, EACH, SAME),
+        outputs=(SAME, SAME, EACH, SAME, SAME),
     )
     step_fun = jax.jit(step_fun, donate_argnums=(0, 1, 2))
     for step in range(config.steps):

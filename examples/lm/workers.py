@@ -43,7 +43,10 @@ class Devices:
 
     def run(self, fun, inputs: tuple, outputs: tuple):
         def worker(*args):
-            args = [jax.tree.map(lambda x: x[0], arg) if kind is EACH else arg for arg, kind in zip(args, inputs, strict=True)]
+            args = [
+                jax.tree.map(lambda x: x[0], arg) if kind is EACH else arg
+                for arg, kind in zip(args, inputs, strict=True)
+            ]
             results = fun(*args)
             return tuple(
                 jax.tree.map(lambda x: x[None], result) if kind is EACH else result
@@ -54,9 +57,7 @@ class Devices:
             return tuple(PartitionSpec(AXIS) if kind is EACH else PartitionSpec() for kind in kinds)
 
         # With check_vma, jax.grad would sum the gradients over the workers before zen.synchronize sees them.
-        return jax.shard_map(
-            worker, mesh=self.mesh, in_specs=specs(inputs), out_specs=specs(outputs), check_vma=False
-        )
+        return jax.shard_map(worker, mesh=self.mesh, in_specs=specs(inputs), out_specs=specs(outputs), check_vma=False)
 
     def share(self, tree):
         """The same values on every device."""
@@ -82,5 +83,7 @@ def find_workers(count: int | None, default: int) -> Emulated | Devices:
     if devices > 1 and count in (None, devices):
         return Devices()
     if jax.process_count() > 1:
-        raise ValueError(f"--workers {count}: {jax.process_count()} processes have {devices} devices, one worker on each")
+        raise ValueError(
+            f"--workers {count}: {jax.process_count()} processes have {devices} devices, one worker on each"
+        )
     return Emulated(default if count is None else count)

@@ -1,0 +1,133 @@
+"""The language model example on a tiny text: it learns, zen changes no bit of it, and bad input is refused early."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flax")
+pytest.importorskip("matplotlib")
+pytest.importorskip("tqdm")
+
+from examples.lm import launch, main, text
+
+pytestmark = pytest.mark.promoting  # flax promotes dtypes
+
+# Two tables of 4,100 x 64 are just large enough to be synchronised on their own.
+TINY = "--vocab 4100 --dim 64 --hidden 16 --batch 2 --unroll 5 --negatives 32 --steps 8 --workers 4".split()
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    words = np.array([f"w{i}" for i in range(6000)])
+    lines = [" ".join(words[rng.zipf(1.3, 20) % len(words)]) for _ in range(400)] + [" ".join(words)]
+    folder = tmp_path_factory.mktemp("books")
+    (folder / "train.txt.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    (folder / "valid.txt").write_text("\n".join(lines[:60]))
+    return folder
+
+
+def test_zen_gives_the_losses_of_a_dense_run_and_moves_fewer_bytes(books, tmp_path, capsys):
+    assert main.main(["--data", str(books), "--out", str(tmp_path), *TINY]) == 0
+    rows = {row["sync"]: row for row in json.loads((tmp_path / "summary.json").read_text())["runs"]}
+    assert rows["zen"]["bytes_ratio"] < 1 / 8 and rows["zen"]["imbalance_push"] >= 1
+    assert rows["dense_ordered"]["steps_bitwise_equal"] == 8
+    assert rows["dense"]["max_relative_loss_difference"] < 1e-4
+    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == 3 * 8 and steps[7]["loss"] < steps[0]["loss"]
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+    assert "dense_ordered" in capsys.readouterr().out
+
+
+def test_text_without_names_is_tokenised_and_its_tail_held_out(tmp_path):
+    (tmp_path / "a.md").write_text("One fish, two fish.\n\n" * 100)
+    corpus = text.load_corpus(tmp_path, 100)
+    assert corpus.words[:3] == ["<eos>", "<unk>", "fish"]
+    assert [corpus.words[i] for i in corpus.train[:7]] == ["One", "fish", ",", "two", "fish", ".", "<eos>"]
+    assert len(corpus.train) == 96 * 7 and len(corpus.valid) == 4 * 7
+
+
+def test_rare_words_become_unknown(tmp_path):
+    (tmp_path / "train.txt").write_text("a a a b b c")
+    corpus = text.load_corpus(tmp_path, 4)
+    assert corpus.words == ["<eos>", "<unk>", "a", "b"]
+    assert corpus.train.tolist() == [2, 2, 2, 3, 3, 1, 0]
+
+
+def test_windows_follow_each_other_and_start_again():
+    rows = text.streams(np.arange(20), 2, 3)
+    assert [text.window(rows, step, 3)[0].tolist() for step in range(4)] == [
+        [0, 1, 2, 3],
+        [3, 4, 5, 6],
+        [6, 7, 8, 9],
+        [0, 1, 2, 3],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("train.txt", b"caf\xe9", "not UTF-8"),
+        ("train.txt.gz", b"no gzip", "cannot read"),
+        ("train.txt", b"", "no words"),
+        ("train.txt", b"too short", "need"),
+        ("image.png", b"", "holds no text files"),
+    ],
+)
+def test_unusable_text_ends_with_exit_code_2(tmp_path, capsys, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    assert main.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_missing_text_ends_with_exit_code_2(tmp_path, capsys):
+    assert main.main(["--data", str(tmp_path / "nowhere"), "--out", str(tmp_path)]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["--sync zne", "--sync zen,zen", "--steps 0", "--workers x", "--learning-rate -1", "--batch -3", "--nonsense"],
+)
+def test_unusable_options_end_with_exit_code_2(options, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main.main(options.split())
+    assert stop.value.code == 2 and "error:" in capsys.readouterr().err
+
+
+def test_workers_and_processes_must_agree(capsys):
+    assert main.main(["--processes", "2", "--workers", "3"]) == 2
+    assert "one worker each" in capsys.readouterr().err
+
+
+def test_rank_from_the_environment(monkeypatch):
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "host:1234")
+    monkeypatch.setenv("NUM_PROCESSES", "4")
+    monkeypatch.setenv("PROCESS_ID", "3")
+    assert launch.rank_from(None, None, None) == launch.Rank("host:1234", 4, 3)
+    monkeypatch.setenv("PROCESS_ID", "4")
+    with pytest.raises(ValueError, match="below --num-processes"):
+        launch.rank_from(None, None, None)
+
+
+def test_a_failed_process_ends_the_others_and_says_why(tmp_path, capfd):
+    script = tmp_path / "script.py"
+    script.write_text("import sys, time\nif sys.argv[-1] == '1': sys.exit('out of paper')\ntime.sleep(60)\n")
+    assert launch.start(str(script), [], 3) == 1
+    assert "process 1 of 3 ended with exit code 1" in (error := capfd.readouterr().err) and "out of paper" in error
+
+
+def test_two_processes_over_gloo_train_as_two_emulated_workers(books, tmp_path, monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS")  # one device in each process
+    tiny = ["--data", str(books), *TINY[:-2], "--sync", "zen,dense_ordered", "--steps", "3"]
+    assert main.main([*tiny, "--out", str(tmp_path / "real"), "--processes", "2"]) == 0
+    assert main.main([*tiny, "--out", str(tmp_path / "emulated"), "--workers", "2"]) == 0
+    real, emulated = (
+        json.loads((tmp_path / name / "summary.json").read_text())["runs"] for name in ("real", "emulated")
+    )
+    assert real[1]["steps_bitwise_equal"] == 3
+    assert real[0]["bytes_per_step"] == emulated[0]["bytes_per_step"]
+    assert real[0]["final_loss"] == pytest.approx(emulated[0]["final_loss"], rel=1e-5)
