@@ -122,12 +122,11 @@ def test_a_failed_process_ends_the_others_and_says_why(tmp_path, capfd):
 
 def test_two_processes_over_gloo_train_as_two_emulated_workers(books, tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")  # one device in each process
-    tiny = ["--data", str(books), *TINY[:-2], "--sync", "zen,dense_ordered", "--steps", "3"]
-    assert main.main([*tiny, "--out", str(tmp_path / "real"), "--processes", "2"]) == 0
-    assert main.main([*tiny, "--out", str(tmp_path / "emulated"), "--workers", "2"]) == 0
+    tiny = ["--data", str(books), *TINY[:-2], "--steps", "3"]
+    assert main.main([*tiny, "--sync", "zen", "--out", str(tmp_path / "real"), "--processes", "2"]) == 0
+    assert main.main([*tiny, "--sync", "dense_ordered", "--out", str(tmp_path / "emulated"), "--workers", "2"]) == 0
     real, emulated = (
-        json.loads((tmp_path / name / "summary.json").read_text())["runs"] for name in ("real", "emulated")
+        json.loads((tmp_path / run / "summary.json").read_text())["runs"][0] for run in ("real", "emulated")
     )
-    assert real[1]["steps_bitwise_equal"] == 3
-    assert real[0]["bytes_per_step"] == emulated[0]["bytes_per_step"]
-    assert real[0]["final_loss"] == pytest.approx(emulated[0]["final_loss"], rel=1e-5)
+    assert real["final_loss"] == pytest.approx(emulated["final_loss"], rel=1e-5)
+    assert real["bytes_ratio"] < 1 / 8

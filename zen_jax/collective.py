@@ -49,7 +49,7 @@ def all_reduce(
 
     Raises:
       ValueError: for an axis that is not bound, an unknown op, scheme, unit or hash, a capacity below 1, columns that
-        do not divide a row, a dtype that is no float, or a gradient that is already reduced.
+        do not divide a row, a seed that is no uint32, a dtype that is no float, or a gradient that is already reduced.
 
     >>> import jax, jax.numpy as jnp
     >>> gradients = jnp.zeros((4, 100, 8)).at[:, 3].set(1.0)  # four workers, each touched row 3
@@ -62,6 +62,7 @@ def all_reduce(
     errors.check_choice("op", op, OPS)
     errors.check_choice("hash", hash, HASHES)
     run = registry.get(scheme)
+    errors.check_seed(seed)
     errors.check_float("x", x.dtype)
     capacities = _capacities(capacity)
     n = _axis.axis_size(axis_name)

@@ -5,6 +5,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+MAX_WORKERS = 65535
+
 
 def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
     if value not in choices:
@@ -14,6 +16,17 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
 def check_at_least(name: str, value: Any, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name}={value!r} must be an integer of at least {least}.")
+
+
+def check_seed(value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**32:
+        raise ValueError(f"seed={value!r} must be an integer from 0 to 2**32 - 1.")
+
+
+def check_workers(value: Any) -> None:
+    check_at_least("n", value, 1)
+    if value > MAX_WORKERS:
+        raise ValueError(f"n={value} must be at most {MAX_WORKERS}. Reduce over fewer workers at a time.")
 
 
 def check_float(name: str, dtype: Any) -> None:

@@ -23,9 +23,10 @@ def unit_width(shape: tuple[int, ...], unit: Unit, n: int) -> int:
     >>> unit_width((1000, 256), "auto", n=8), unit_width((1000, 256), "row", n=8), unit_width((5,), "auto", n=8)
     (32, 256, 1)
     """
+    check_unit(unit)
     columns = math.prod(shape[1:])
-    if isinstance(unit, int) and not isinstance(unit, bool):
-        if unit < 1 or columns % unit:
+    if isinstance(unit, int):
+        if columns % unit:
             raise ValueError(
                 f"unit={unit} must divide the {columns} columns of a gradient of shape {tuple(shape)}. "
                 f"Use one of {_divisors(columns)}, or 'row'."
@@ -35,11 +36,16 @@ def unit_width(shape: tuple[int, ...], unit: Unit, n: int) -> int:
         return 1
     if unit == "row":
         return columns
-    if unit == "auto":
-        narrow = [m for m in _divisors(columns) if m >= min(SMALLEST_AUTO_WIDTH, columns)]
-        balanced = [m for m in narrow if columns // m >= n]
-        return max(balanced) if balanced else min(narrow)
-    raise ValueError(f"unit={unit!r} is unknown. Use 'element', 'row', 'auto' or a number of columns.")
+    narrow = [m for m in _divisors(columns) if m >= min(SMALLEST_AUTO_WIDTH, columns)]
+    balanced = [m for m in narrow if columns // m >= n]
+    return max(balanced) if balanced else min(narrow)
+
+
+def check_unit(unit: Unit) -> None:
+    """Raises a ValueError for a unit that suits no tensor."""
+    is_number = isinstance(unit, int) and not isinstance(unit, bool)
+    if not (unit >= 1 if is_number else unit in ("element", "row", "auto")):
+        raise ValueError(f"unit={unit!r} is unknown. Use 'element', 'row', 'auto' or a positive number of columns.")
 
 
 def _divisors(number: int) -> list[int]:

@@ -5,7 +5,7 @@ import numpy as np
 
 from zen_jax import hashing
 from zen_jax._typing import Array
-from zen_jax.errors import check_at_least, check_float, check_rank, check_shape
+from zen_jax.errors import check_at_least, check_float, check_rank, check_seed, check_shape
 from zen_jax.kernels._bits import bitmap_words, unpack_bits
 from zen_jax.kernels._lowering import custom_call_or
 
@@ -35,6 +35,7 @@ def hash_bitmap_decode(words: Array, values: Array, size: int, *, seed: int = 0)
     check_float("values", values.dtype)
     check_rank("values", values.shape, (2, 3))
     check_at_least("size", size, 0)
+    check_seed(seed)
     n, capacity, *row = values.shape
     check_shape("words", words.shape, (n, bitmap_words(-(-size // n))))
     rows = values.reshape(n, capacity, *(row or (1,)))

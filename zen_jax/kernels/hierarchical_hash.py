@@ -5,7 +5,7 @@ import numpy as np
 
 from zen_jax import hashing
 from zen_jax._typing import Array
-from zen_jax.errors import check_at_least, check_rank
+from zen_jax.errors import check_at_least, check_rank, check_seed, check_workers
 from zen_jax.kernels._lowering import custom_call_or
 
 
@@ -43,7 +43,9 @@ def hierarchical_hash(
     serial counter.
     """
     check_rank("indices", indices.shape, (1,))
-    for name, value, least in (("n", n, 1), ("r1", r1, 1), ("r2", r2, 0), ("k", k, 1)):
+    check_workers(n)
+    check_seed(seed)
+    for name, value, least in (("r1", r1, 1), ("r2", r2, 0), ("k", k, 1)):
         check_at_least(name, value, least)
     memory, counts, overflow = custom_call_or(
         lambda indices: reference(indices, n, r1, r2, k, seed=seed),

@@ -6,7 +6,7 @@ import numpy as np
 
 from zen_jax import hashing
 from zen_jax._typing import Array
-from zen_jax.errors import check_at_least, check_float, check_rank
+from zen_jax.errors import check_at_least, check_float, check_rank, check_seed, check_workers
 from zen_jax.kernels._bits import first_set, unit_is_nonzero
 from zen_jax.kernels._lowering import custom_call_or
 
@@ -39,7 +39,8 @@ def partition(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array,
     Source: ZEN (OSDI 2025), section 3.2; in place of Algorithm 1's h0 the tile rotation of `zen_jax.hashing`.
     """
     check_float("x", x.dtype)
-    check_at_least("n", n, 1)
+    check_workers(n)
+    check_seed(seed)
     check_at_least("capacity", capacity, 1)
     check_rank("x", x.shape, (1, 2))
     units, *row = x.shape

@@ -13,6 +13,7 @@ from zen_jax.info import Info, make_info
 from zen_jax.planning.plan import Plan
 from zen_jax.schemes import registry
 from zen_jax.trees import named_leaves
+from zen_jax.units import check_unit
 
 FUSED = "(fused)"
 DENSE_BELOW = 1 << 20
@@ -77,6 +78,8 @@ def synchronize(
     errors.check_choice("scheme", scheme, registry.names())
     errors.check_at_least("bucket_bytes", bucket_bytes, 1)
     errors.check_at_least("dense_below", dense_below, 0)
+    errors.check_seed(seed)
+    check_unit(unit)
     fused_scheme = "dense" if scheme == "dense" else "dense_ordered"
 
     def is_fused(name: str, leaf: Array) -> bool:

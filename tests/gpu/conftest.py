@@ -1,0 +1,25 @@
+"""These tests need an NVIDIA GPU and the module _native_cuda: `benchmarks/gpu.sh` builds it and runs them."""
+
+import jax
+import pytest
+
+import zen_jax as zen
+
+
+def missing() -> str | None:
+    """Why the tests can not run here."""
+    try:
+        jax.devices("cuda")
+    except RuntimeError:
+        return f"no CUDA device (JAX_PLATFORMS is {jax.config.jax_platforms!r})"
+    cuda = zen.backend_info()["cuda"]
+    return None if cuda.startswith("custom calls") else f"no CUDA kernels: {cuda}"
+
+
+def pytest_collection_modifyitems(config, items):
+    here = [item for item in items if config.rootpath / "tests" / "gpu" in item.path.parents]
+    reason = missing() if here else None
+    for item in here:
+        item.add_marker(pytest.mark.gpu)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,0 +1,172 @@
+"""Every CUDA kernel against the pure-JAX lowering on the CPU: dtypes, rows, batches, overflow, replays."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from cases import FLOATS, assert_same_bits, sparse
+
+import zen_jax as zen
+
+SEED = 5
+WIDTHS = [1, 3, 64]
+
+
+@pytest.fixture(autouse=True)
+def float64_is_float64(x64):
+    """All tests here run with 64-bit types, so that float64 is among the dtypes."""
+
+
+def reference(name, *arrays, **options):
+    """The pure-JAX lowering, on the CPU: what a GPU computes is checked by other means than a GPU."""
+    lowering = importlib.import_module(f"zen_jax.kernels.{name}").reference
+    with jax.default_device(jax.devices("cpu")[0]):
+        results = jax.jit(lambda *arrays: lowering(*arrays, **options))(*arrays)
+    return jax.tree.map(np.asarray, results)
+
+
+def gradient(units, width, density, dtype):
+    """Random floats at random rows, with a NaN and an infinity among them."""
+    x = sparse(np.random.default_rng([units, width]), 1, (units, width), density, dtype, integers=False)[0]
+    x[units // 3], x[units // 2, -1] = np.nan, -np.inf
+    return x
+
+
+def check_buckets(actual, expected, capacity):
+    positions, values, counts = (np.asarray(part) for part in actual)
+    np.testing.assert_array_equal(counts, expected[2])
+    for server, count in enumerate(np.minimum(counts, capacity)):
+        np.testing.assert_array_equal(positions[server, :count], expected[0][server, :count])
+        assert_same_bits(values[server, :count], expected[1][server, :count], f"server {server}")
+
+
+@pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("n", [1, 7, 128])
+def test_partition(n, width, dtype):
+    units, capacity = 200_003 // width, 40_000 // (n * width) + 1
+    x = gradient(units, width, 0.1, dtype)
+    actual = jax.jit(lambda x: zen.kernels.partition(x, n, capacity, seed=SEED))(x)
+    check_buckets(actual, reference("partition", x, n=n, capacity=capacity, seed=SEED), capacity)
+
+
+@pytest.mark.parametrize("n", [1024, 1025, 4001])
+@pytest.mark.parametrize("width", [1, 5])
+def test_partition_for_many_servers(n, width):
+    x = gradient(30_011, width, 0.4, np.float32)
+    actual = jax.jit(lambda x: zen.kernels.partition(x, n, 9, seed=SEED))(x)
+    check_buckets(actual, reference("partition", x, n=n, capacity=9, seed=SEED), 9)
+
+
+@pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("divisor", [1, 3])
+def test_aggregate_adds_in_worker_order(divisor, width, dtype):
+    n, size, capacity = 9, 20_011 // width, 5_000 // width
+    rng = np.random.default_rng(width)
+    counts = rng.integers(0, capacity, n, np.int32)
+    counts[n // 2] = capacity + 5  # a message that did not fit
+    positions = np.sort(np.stack([rng.permutation(size)[:capacity] for _ in range(n)]).astype(np.int32))
+    values = rng.normal(size=(n, capacity, width)).astype(dtype)
+    run = jax.jit(lambda *message: zen.kernels.aggregate(*message, size, divisor=divisor))
+    shard = run(positions, values, counts)
+    assert_same_bits(shard, reference("aggregate", positions, values, counts, size=size, divisor=divisor))
+    assert_same_bits(run(positions, values, counts), shard, "a rerun")
+
+
+@pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("capacity", [10, 100_000])
+def test_encode(capacity, width, dtype):
+    shard = gradient(150_001 // width, width, 0.2, dtype)
+    words, values, count = jax.jit(lambda shard: zen.kernels.hash_bitmap_encode(shard, capacity))(shard)
+    expected_words, expected_values, expected_count = reference("hash_bitmap_encode", shard, capacity=capacity)
+    np.testing.assert_array_equal(words, expected_words)
+    assert int(count) == expected_count
+    filled = min(int(count), capacity)
+    assert_same_bits(values[:filled], expected_values[:filled])
+
+
+@pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("n", [1, 7, 128])
+def test_decode(n, width, dtype):
+    size, capacity = 150_001 // width, 20_000 // (n * width) + 1
+    rng = np.random.default_rng(n)
+    tiles = oracle.tiles(size, n)
+    bits = rng.random((n, -(-tiles // 32), 32)) < 0.2
+    bits.reshape(n, -1)[:, tiles:] = False
+    words = (bits * (np.uint32(1) << np.arange(32, dtype=np.uint32))).sum(2, dtype=np.uint32)
+    values = rng.normal(size=(n, capacity, width)).astype(dtype)
+    out = jax.jit(lambda *message: zen.kernels.hash_bitmap_decode(*message, size, seed=SEED))(words, values)
+    assert_same_bits(out, reference("hash_bitmap_decode", words, values, size=size, seed=SEED))
+
+
+@pytest.mark.parametrize(("r1", "r2"), [(4_000, 4_000), (50, 3_000), (3_000, 5), (1, 0)])
+def test_hierarchical_hash(r1, r2):
+    n, k = 5, 3
+    indices = np.random.default_rng(r1).permutation(100_000)[:10_000].astype(np.int32)
+    indices[::7] = -1
+    memory, counts, overflow = jax.jit(lambda i: zen.kernels.hierarchical_hash(i, n, r1, r2, k, seed=SEED))(indices)
+    expected, expected_counts, _ = reference("hierarchical_hash", indices, n=n, r1=r1, r2=r2, k=k, seed=SEED)
+    np.testing.assert_array_equal(counts, expected_counts)
+    kept, expected = ([row[row != oracle.EMPTY_SLOT] for row in np.asarray(slots)] for slots in (memory, expected))
+    assert sum(map(len, kept)) + int(overflow) == (indices != -1).sum()
+    for partition, found in enumerate(kept):
+        assert len(np.unique(found)) == len(found)
+        np.testing.assert_array_equal(oracle.reduce_to_range(oracle.murmur3(found, SEED), n), partition)
+        if int(overflow) == 0:
+            np.testing.assert_array_equal(np.sort(found), np.sort(expected[partition]))
+
+
+def exchange(n, capacity):
+    """All of one synchronisation on one device: stack [n, U(, D)] to its sum, batched where there are n of a kernel."""
+
+    @jax.jit
+    def run(stack):
+        size = stack.shape[1]
+        message = jax.vmap(lambda x: zen.kernels.partition(x, n, capacity, seed=SEED))(stack)
+        inbox = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), message)
+        shards = jax.vmap(lambda p, v, c: zen.kernels.aggregate(p, v, c, oracle.tiles(size, n)))(*inbox)
+        words, values, _ = jax.vmap(lambda shard: zen.kernels.hash_bitmap_encode(shard, capacity))(shards)
+        return zen.kernels.hash_bitmap_decode(words, values, size, seed=SEED)
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
+@pytest.mark.parametrize("shape", [(65_537,), (3_001, 17), (513, 256)])
+def test_batched_exchange_is_a_sum(shape, dtype):
+    n = 8
+    stack = sparse(np.random.default_rng(n), n, shape, 0.05, dtype)
+    out = exchange(n, capacity=shape[0])(stack)
+    assert_same_bits(out, stack.astype(np.float64).sum(0).astype(dtype))
+
+
+@pytest.mark.parametrize("shape", [(200_003,), (2_003, 96)])
+def test_a_hundred_replays_with_fresh_and_moved_buffers(shape):
+    n = 4
+    run, kept = exchange(n, capacity=shape[0]), []
+    for step in range(100):
+        stack = sparse(np.random.default_rng(step), n, shape, step % 10 / 10, np.float32)
+        out = run(stack)
+        assert_same_bits(out, stack.sum(0), f"replay {step}")
+        kept = [*kept[-step % 7 :], out]  # now more, now fewer live buffers: the next ones lie elsewhere
+
+
+def test_many_elements():
+    """More chunks than blocks fit the device at once, so that look-back waits for blocks of several waves."""
+    n, units, capacity = 16, 60_000_007, 400_000
+    rng = np.random.default_rng(0)
+    x = np.zeros(units, np.float32)
+    x[rng.integers(0, units, units // 12)] = 1
+    positions, _, counts = jax.jit(lambda x: zen.kernels.partition(x, n, capacity, seed=SEED))(x)
+    nonzero = np.flatnonzero(x)
+    servers = oracle.server_of(nonzero, n, SEED)
+    for server in range(n):
+        expected = nonzero[servers == server] // n
+        assert int(counts[server]) == len(expected)
+        np.testing.assert_array_equal(positions[server, : len(expected)][:capacity], expected[:capacity])

@@ -1,0 +1,224 @@
+"""Bad input: a ValueError, before anything is sent, that names the argument, the value and what to do."""
+
+import re
+
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import zen_jax as zen
+
+N = 2
+GRADIENT = np.ones((N, 12, 6), np.float32)
+
+
+def refuses(call, *fragments):
+    """`call` raises a ValueError whose message holds every fragment and a second sentence that says what to do."""
+    with pytest.raises(ValueError) as error:
+        call()
+    message = str(error.value)
+    for fragment in fragments:
+        assert fragment in message, f"{fragment!r} is not in {message!r}"
+    return message
+
+
+def all_reduce(stack=GRADIENT, axis_name=harness.AXIS, **options):
+    return lambda: jax.vmap(lambda x: zen.all_reduce(x, axis_name, **options), axis_name=harness.AXIS)(stack)
+
+
+@pytest.mark.parametrize(
+    "options,fragments",
+    [
+        ({"axis_name": "nobody"}, ("axis_name", "'nobody'", "shard_map")),
+        ({"scheme": "zeno"}, ("scheme", "'zeno'", "'zen'", "'dense'")),
+        ({"hash": "md5"}, ("hash", "'md5'", "'tile'", "'murmur'")),
+        ({"op": "max"}, ("op", "'max'", "'mean'", "'sum'")),
+        ({"unit": "column"}, ("unit", "'column'", "'row'", "'element'")),
+        ({"unit": 4}, ("unit", "4", "6", "divide")),
+        ({"unit": 0}, ("unit", "0")),
+        ({"unit": -2}, ("unit", "-2")),
+        ({"unit": True}, ("unit", "True")),
+        ({"unit": 2.0}, ("unit", "2.0")),
+        ({"capacity": 0}, ("capacity", "0", "1")),
+        ({"capacity": -5}, ("capacity", "-5")),
+        ({"capacity": 2.5}, ("capacity", "2.5")),
+        ({"capacity": (4, 0)}, ("capacity", "0")),
+        ({"capacity": (1, 2, 3)}, ("capacity", "(1, 2, 3)")),
+        ({"stack": GRADIENT.astype(np.int32)}, ("int32", "float32")),
+        ({"stack": GRADIENT.astype(np.complex64)}, ("complex64", "float32")),
+        ({"stack": GRADIENT.astype(bool)}, ("bool", "float32")),
+        ({"seed": -1}, ("seed", "-1")),
+        ({"seed": 2**32}, ("seed", str(2**32))),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["zen", "auto", "dense", "dense_ordered"])
+def test_all_reduce(scheme, options, fragments):
+    """Whatever the scheme: an argument that another scheme would use is no less wrong."""
+    refuses(all_reduce(**{"scheme": scheme} | options), *fragments)
+
+
+def test_no_axis_at_all():
+    refuses(lambda: zen.all_reduce(jnp.ones(3), "workers"), "axis_name", "'workers'")
+    refuses(lambda: jax.jit(lambda x: zen.all_reduce(x, "workers"))(jnp.ones(3)), "axis_name", "value_and_grad")
+
+
+def test_nothing_is_traced_before_the_checks():
+    """The refused call leaves no operation behind: its jaxpr never comes to be, and the next call works."""
+    for options in ({"scheme": "zeno"}, {"capacity": 0}, {"unit": 5}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            jax.make_jaxpr(jax.vmap(lambda x, o=options: zen.all_reduce(x, "w", **o), axis_name="w"))(GRADIENT)
+    harness.all_reduce("vmap", N, scheme="zen")(GRADIENT)
+
+
+def shard_map(worker, check_vma):
+    spec = jax.sharding.PartitionSpec
+    mesh = harness.mesh(N)
+    in_specs = (spec(), spec(harness.AXIS))
+    return jax.jit(jax.shard_map(worker, mesh=mesh, in_specs=in_specs, out_specs=spec(), check_vma=check_vma))
+
+
+@pytest.mark.parametrize("scheme", ["zen", "auto", "dense", "dense_ordered"])
+def test_already_reduced_gradient(scheme):
+    """Under check_vma=True jax.grad of replicated parameters is summed already; averaging it gives the sum."""
+    params, batch = jnp.ones((12, 6)), jnp.ones((4, 12, 6))
+    loss = lambda params, batch: jnp.mean(jnp.sum(params[None] * batch, axis=(1, 2)))  # noqa: E731
+    worker = lambda params, batch: zen.all_reduce(jax.grad(loss)(params, batch), harness.AXIS, scheme=scheme)  # noqa: E731
+    refuses(lambda: shard_map(worker, True)(params, batch), "already reduced", "pcast", "value_and_grad")
+
+    def varying(params, batch):
+        return worker(jax.lax.pcast(params, harness.AXIS, to="varying"), batch)
+
+    for check_vma in (True, False):
+        right = shard_map(varying if check_vma else worker, check_vma)(params, batch)
+        np.testing.assert_allclose(np.asarray(right), 1)
+
+
+def test_already_reduced_gradient_in_synchronize():
+    transform = zen.synchronize(harness.AXIS)
+    params, batch = {"table": jnp.ones((12, 6))}, jnp.ones((4, 12, 6))
+
+    def worker(params, batch):
+        gradients = jax.grad(lambda p: jnp.mean(jnp.sum(p["table"][None] * batch, axis=(1, 2))))(params)
+        return transform.update(gradients, transform.init(params))[0]
+
+    refuses(lambda: shard_map(worker, True)(params, batch), "table", "already reduced")
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call,fragments",
+    [
+        (lambda: zen.kernels.partition(jnp.ones(4), 0, 1), ("n=0", "1")),
+        (lambda: zen.kernels.partition(jnp.ones(4), 65536, 1), ("n=65536", "65535")),
+        (lambda: zen.kernels.partition(jnp.ones(4), 2, 0), ("capacity=0", "1")),
+        (lambda: zen.kernels.partition(jnp.ones((2, 2, 2)), 2, 1), ("x", "(2, 2, 2)")),
+        (lambda: zen.kernels.partition(jnp.ones(4, jnp.int32), 2, 1), ("x", "int32")),
+        (lambda: zen.kernels.hash_bitmap_encode(jnp.ones(4), 0), ("capacity=0",)),
+        (lambda: zen.kernels.hash_bitmap_encode(jnp.ones(4, jnp.int32), 1), ("int32",)),
+        (
+            lambda: zen.kernels.aggregate(jnp.ones((2, 3), jnp.int32), jnp.ones((2, 4)), jnp.ones(2, jnp.int32), 5),
+            ("positions", "(2, 3)", "(2, 4)"),
+        ),
+        (
+            lambda: zen.kernels.aggregate(jnp.ones((2, 4), jnp.int32), jnp.ones((2, 4)), jnp.ones(3, jnp.int32), 5),
+            ("counts", "(3,)"),
+        ),
+        (
+            lambda: zen.kernels.hash_bitmap_decode(jnp.ones((2, 2), jnp.uint32), jnp.ones((2, 4)), 40),
+            ("words", "(2, 2)", "(2, 1)"),
+        ),
+        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 0, 1, 1, 1), ("n=0",)),
+        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 1, 0, 1, 1), ("r1=0",)),
+        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 1, 1, -1, 1), ("r2=-1",)),
+        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 1, 1, 1, 0), ("k=0",)),
+        (lambda: zen.kernels.hierarchical_hash(jnp.ones((4, 1), jnp.int32), 1, 1, 1, 1), ("indices", "(4, 1)")),
+    ],
+)
+def test_kernels(call, fragments):
+    refuses(call, *fragments)
+
+
+# --- synchronize, plans, value_and_grad -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options,fragments",
+    [
+        ({"op": "max"}, ("op", "'max'")),
+        ({"scheme": "zeno"}, ("scheme", "'zeno'")),
+        ({"unit": "column"}, ("unit", "'column'")),
+        ({"bucket_bytes": 0}, ("bucket_bytes", "0")),
+        ({"seed": -1}, ("seed", "-1")),
+    ],
+)
+def test_synchronize_arguments(options, fragments):
+    """Refused where it is written, not at the first step."""
+    refuses(lambda: zen.synchronize(harness.AXIS, **options), *fragments)
+
+
+def test_synchronize_leaves():
+    transform = zen.synchronize(harness.AXIS)
+    refuses(lambda: transform.init({"layer": {"steps": jnp.zeros(3, jnp.int32)}}), "layer/steps", "int32", "masked")
+    refuses(lambda: transform.init({"phase": jnp.zeros(3, jnp.complex64)}), "phase", "complex64")
+
+
+def test_synchronize_axis():
+    transform = zen.synchronize("nobody")
+    params = {"table": jnp.ones((12, 6))}
+    update = lambda g: transform.update(g, transform.init(params))[0]  # noqa: E731
+    refuses(lambda: jax.vmap(update, axis_name=harness.AXIS)({"table": GRADIENT}), "axis_name", "'nobody'")
+
+
+@pytest.mark.parametrize(
+    "stack,fragments",
+    [
+        ({"table": np.ones((N, 12, 7), np.float32)}, ("plan", "table", "12, 6", "12, 7")),
+        ({"table": np.ones((N, 12, 6), np.float16)}, ("plan", "table", "float32", "float16")),
+        ({"chair": GRADIENT}, ("plan", "chair", "table")),
+        ({"table": GRADIENT, "chair": GRADIENT}, ("plan", "chair")),
+        ({"table": np.ones((N + 1, 12, 6), np.float32)}, ("plan", "2 workers", "3")),
+    ],
+)
+def test_plan_for_other_shapes(stack, fragments):
+    """At init where the shapes are known then, at update for another number of workers."""
+    transform = zen.synchronize(harness.AXIS, plan=zen.measure_plan({"table": jnp.asarray(GRADIENT)}))
+
+    def step(gradients):
+        return transform.update(gradients, transform.init(gradients))[0]
+
+    refuses(lambda: jax.vmap(step, axis_name=harness.AXIS)(stack), *fragments)
+
+
+def test_plan_with_another_seed():
+    plan = zen.measure_plan({"table": jnp.asarray(GRADIENT)}, seed=3)
+    transform = zen.synchronize(harness.AXIS, plan=plan, seed=4)
+    refuses(lambda: transform.init({"table": jnp.ones((12, 6))}), "seed", "3", "4")
+
+
+def test_measure_plan():
+    refuses(lambda: zen.measure_plan(), "measure_plan", "at least one")
+    refuses(lambda: zen.measure_plan({"a": jnp.ones((2, 3)), "b": jnp.ones((3, 3))}), "leading axis")
+    refuses(lambda: zen.measure_plan({"a": jnp.ones(())}), "leading axis")
+    refuses(lambda: zen.measure_plan({"a": jnp.ones((2, 3), jnp.int32)}), "a", "int32")
+
+
+def test_value_and_grad():
+    loss = lambda w, x: jnp.mean(x @ w)  # noqa: E731
+    mesh = harness.mesh(N, "data")
+    refuses(lambda: zen.value_and_grad(loss, mesh=mesh, axis_name="model"), "axis_name", "'model'", "'data'")
+    refuses(lambda: zen.value_and_grad(loss, mesh=mesh, scheme="zeno"), "scheme", "'zeno'")
+    refuses(lambda: zen.value_and_grad(loss, mesh=mesh)(jnp.ones(2), jnp.ones((3, 2))), "batch of 3", "2 workers")
+    with pytest.raises((ValueError, TypeError), match=re.compile("argnums|positional", re.IGNORECASE)):
+        zen.value_and_grad(loss, argnums=5, mesh=mesh)(jnp.ones(2), jnp.ones((4, 2)))
+
+
+def test_unreduced_optax_update_without_axis():
+    """The transform outside any mapped axis says so rather than failing inside a collective."""
+    optimizer = optax.chain(zen.synchronize("workers"), optax.sgd(0.1))
+    params = {"w": jnp.ones(3)}
+    refuses(lambda: optimizer.update(params, optimizer.init(params), params), "axis_name", "'workers'")
