@@ -1,24 +1,21 @@
 """Profiles a whole emulated all-reduce of an embedding gradient against the kernels that it is made of.
 
-    python benchmarks/all_reduce.py --rows 78125 --columns 256 -n 8 --json build/all_reduce.json
+    python -m benchmarks.all_reduce --rows 78125 --columns 256 -n 8 --json build/all_reduce.json
 
 All n workers run in one process under vmap, so the "network" is memory and what remains beside the kernels is
 packing, exchange and agreement. The kernels are timed alone, on the same operands.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import zen_jax as zen  # noqa: E402
-from benchmarks import measure  # noqa: E402
-from zen_jax.units import unit_width  # noqa: E402
+import zen_jax as zen
+from benchmarks import measure
+from zen_jax.units import unit_width
 
 
 def embedding_gradients(n: int, rows: int, columns: int, tokens: int) -> jax.Array:

@@ -1,13 +1,12 @@
 """Times every kernel against its floor, its pure-JAX lowering, NumPy, jnp.nonzero and torch.
 
-    python benchmarks/kernels.py --elements 64e6 --density 0.01 0.05 --json build/kernels.json
+    python -m benchmarks.kernels --elements 64e6 --density 0.01 0.05 --json build/kernels.json
 
 The floor of a kernel is the time in which the device, at its measured ceilings, reads and writes the bytes that the
 kernel must. "floor/time" is the share of the ceiling that the kernel reaches.
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks import measure  # noqa: E402
-from zen_jax import kernels  # noqa: E402
-from zen_jax.kernels import aggregate, hash_bitmap_decode, hash_bitmap_encode, partition  # noqa: E402, F401
+from benchmarks import measure
+from zen_jax import kernels
+from zen_jax.kernels.aggregate import reference as aggregate_reference
+from zen_jax.kernels.hash_bitmap_decode import reference as decode_reference
+from zen_jax.kernels.hash_bitmap_encode import reference as encode_reference
+from zen_jax.kernels.partition import reference as partition_reference
 
 ROOM = 1.1  # capacity over the fullest bucket
 
@@ -35,10 +35,6 @@ def sparse_tensor(units: int, width: int, density: float, seed: int = 0) -> np.n
 
 def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tuple, int, int]]:
     """For each kernel: name, custom call, pure-JAX lowering, operands, bytes read and bytes written at least."""
-    import importlib
-
-    module = {k: importlib.import_module(f"zen_jax.kernels.{k}") for k in (
-        "partition", "aggregate", "hash_bitmap_encode", "hash_bitmap_decode")}
     device = jnp.asarray(x)
     units, size = x.shape[0], -(-x.shape[0] // n)
     rows = device.reshape(units, -1)
@@ -48,7 +44,7 @@ def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tupl
     yield (
         "partition",
         lambda x: kernels.partition(x, n, capacity),
-        lambda x: module["partition"].reference(x, n, capacity),
+        lambda x: partition_reference(x, n, capacity),
         (rows,), x.nbytes, total * (unit_bytes + 4),
     )
     positions, values, sent = jax.jit(lambda x: kernels.partition(x, n, capacity))(rows)
@@ -57,13 +53,13 @@ def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tupl
     yield (
         "aggregate",
         lambda *inbox: kernels.aggregate(*inbox, size),
-        lambda *inbox: module["aggregate"].reference(*inbox, size),
+        lambda *inbox: aggregate_reference(*inbox, size),
         inbox, n * int(counts[0]) * (unit_bytes + 4), size * unit_bytes,
     )
     yield (
         "hash_bitmap_encode",
         lambda x: kernels.hash_bitmap_encode(x, total),
-        lambda x: module["hash_bitmap_encode"].reference(x, total),
+        lambda x: encode_reference(x, total),
         (rows,), x.nbytes, units // 8 + total * unit_bytes,
     )
 
@@ -76,7 +72,7 @@ def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tupl
     yield (
         "hash_bitmap_decode",
         lambda words, values: kernels.hash_bitmap_decode(words, values, units),
-        lambda words, values: module["hash_bitmap_decode"].reference(words, values, units),
+        lambda words, values: decode_reference(words, values, units),
         encoded, units // 8 + total * unit_bytes, x.nbytes,
     )
 
@@ -148,7 +144,8 @@ def main() -> None:
                 if options.skip_slow and name.startswith("jnp"):
                     continue
                 took = measure.seconds(run, 3)["median"] * 1e3
-                results.append({"density": density, "kernel": name, "ms": round(took, 2), "over_partition": round(took / own, 1)})
+                peer = {"density": density, "kernel": name, "ms": round(took, 2), "of_partition": round(took / own, 1)}
+                results.append(peer)
     print(measure.table(results))
     result = {"environment": measure.environment(), "ceilings": ceiling, "elements": int(options.elements),
               "width": options.width, "n": options.n, "results": results}

@@ -1,6 +1,6 @@
 """Bytes that zen moves for the embedding gradients of real text, against the least that any scheme could.
 
-    python benchmarks/wire_bytes.py --data path/to/gutenberg_lm --json build/wire_bytes.json
+    python -m benchmarks.wire_bytes --data path/to/gutenberg_lm --json build/wire_bytes.json
 
 The text is a folder with train.txt.gz, tokens separated by spaces, one paragraph a line. Each of n workers reads a
 batch of 128 x 35 tokens a step, and its gradient has one non-zero row for each distinct token. The lower bound: every
@@ -10,17 +10,14 @@ messages of exactly the size of what they carry, COO push and hash-bitmap pull, 
 
 import argparse
 import gzip
-import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import zen_jax as zen  # noqa: E402
-from benchmarks import measure  # noqa: E402
+import zen_jax as zen
+from benchmarks import measure
 
 
 def read_tokens(folder: Path) -> tuple[np.ndarray, int]:

@@ -24,7 +24,8 @@ def _load(platform: str) -> tuple[ModuleType | None, str]:
     try:
         library = importlib.import_module(f"zen_jax.{module}")
     except ModuleNotFoundError:
-        return None, f"zen_jax.{module} was not built (no {'nvcc' if platform == 'cuda' else 'C++ compiler'} at install)"
+        compiler = "nvcc" if platform == "cuda" else "C++ compiler"
+        return None, f"zen_jax.{module} was not built: no {compiler} at installation"
     except ImportError as error:
         return None, f"zen_jax.{module} does not load: {error}"
     for target, capsule in library.registrations().items():

@@ -1,37 +1,39 @@
 """The capacity ladder: message sizes fixed at trace time, of which every step takes the smallest that fits."""
 
+import math
+
 import jax.numpy as jnp
-import numpy as np
 
 from zen_jax._typing import Array
 
 DEFAULT_RATIO = 1.25
 PLANNED_RATIOS = (1.0, 1.125, 1.25, 1.5, 2.0, 4.0, 8.0, 16.0)
 SMALLEST_SHARE = 1 / 1024
-_MULTIPLE = 8
+SMALLEST_BYTES = 16 << 10  # below this a message costs latency, not bytes
 
 
-def ladder(top: int, capacity: int | None) -> tuple[int, ...]:
-    """Capacities in ascending order, from `capacity` (a plan's), or a 1024th of `top`, up to `top`.
+def ladder(top: int, capacity: int | None, unit_bytes: int) -> tuple[int, ...]:
+    """Capacities in ascending order, up to `top`.
 
-    Without a plan they grow by a quarter, so that a message is at most a quarter larger than what it carries. With
-    one, the first fits the steady state and the next catch what outgrows it.
+    Without a plan they grow by a quarter from a 1024th of `top` or 16 KiB, so that a larger message is at most a
+    quarter larger than what it carries. With one, the first fits the steady state and the next catch what outgrows it.
 
     Args:
       top: units that always fit, at least 1.
       capacity: units expected in the fullest message, or None.
+      unit_bytes: bytes of one unit.
 
-    >>> ladder(1000, 300)
+    >>> ladder(1000, 300, unit_bytes=4)
     (300, 338, 375, 450, 600, 1000)
-    >>> ladder(100, None)[:4], ladder(100, None)[-2:]
-    ((8, 16, 24, 32), (80, 100))
+    >>> ladder(1000, None, unit_bytes=64)
+    (256, 320, 400, 500, 625, 782, 978, 1000)
     """
     if capacity is not None:
-        rungs = [int(np.ceil(capacity * ratio)) for ratio in PLANNED_RATIOS]
+        rungs = [math.ceil(capacity * ratio) for ratio in PLANNED_RATIOS]
     else:
-        steps = np.arange(np.ceil(np.log(1 / SMALLEST_SHARE) / np.log(DEFAULT_RATIO)))
-        wanted = top * SMALLEST_SHARE * DEFAULT_RATIO**steps
-        rungs = (np.ceil(wanted / _MULTIPLE) * _MULTIPLE).astype(int).tolist()
+        rungs = [max(1, math.ceil(top * SMALLEST_SHARE), SMALLEST_BYTES // unit_bytes)]
+        while rungs[-1] < top:
+            rungs.append(math.ceil(rungs[-1] * DEFAULT_RATIO))
     return tuple(sorted({rung for rung in rungs if rung < top} | {top}))
 
 

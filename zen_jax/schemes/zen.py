@@ -65,6 +65,7 @@ def zen(
     top = _sparse_limit(size, width, x.dtype, n) if dense_fallback else size
     if top == 0:
         return dense_ordered(x, axis_name, op=op), dense_info(x.size, x.dtype, n)
+    unit_bytes = width * x.dtype.itemsize
     exchange = _Exchange(
         axis_name,
         n,
@@ -72,8 +73,8 @@ def zen(
         width,
         x.dtype,
         divisor=n if op == "mean" else 1,
-        push_rungs=ladder(top, capacity[0]),
-        pull_rungs=ladder(size, capacity[1]),
+        push_rungs=ladder(top, capacity[0], unit_bytes),
+        pull_rungs=ladder(size, capacity[1], unit_bytes),
         planned=capacity[0],
     )
     positions, values, counts = hashed.partition(x, top)

@@ -152,5 +152,5 @@ def _buckets(leaves: list[Array], bucket_bytes: int) -> list[list[int]]:
 
 
 def _sum_dense(infos: list[Info]) -> Info:
-    moved = {field: sum(getattr(info, field) for info in infos) for field in ("bytes_pushed", "bytes_pulled", "bytes_dense")}
-    return make_info(dense_taken=1.0, **moved)
+    fields = ("bytes_pushed", "bytes_pulled", "bytes_dense")
+    return make_info(dense_taken=1.0, **{field: sum(getattr(info, field) for info in infos) for field in fields})
