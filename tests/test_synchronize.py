@@ -1,0 +1,185 @@
+"""The optax transformation: alone and in chain, MultiSteps and masked, on trees of every kind."""
+
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from cases import assert_same_bits, sparse
+
+import zen_jax as zen
+
+N = 4
+RNG = np.random.default_rng(0)
+PARAMS = {
+    "embed": {"table": jnp.ones((61, 8))},
+    "out": [jnp.ones((37, 4)), jnp.ones(4)],
+    "scale": jnp.ones(()),
+    "empty": jnp.ones((0, 3)),
+}
+GRADIENTS = jax.tree.map(lambda p: sparse(RNG, N, p.shape, 0.2, integers=False), PARAMS)
+MEANS = jax.tree.map(lambda g: oracle.ordered_sum(g, N), GRADIENTS)
+
+pytestmark = pytest.mark.promoting  # optax's own arithmetic relies on promotion
+
+
+def step(optimizer, gradients, params=PARAMS, mode="vmap", state=None):
+    """One update on every worker: (updates, state), both stacked."""
+
+    def worker(inputs):
+        gradients, state = inputs
+        state = optimizer.init(params) if state is None else state
+        return optimizer.update(gradients, state, params)
+
+    return harness.spmd(worker, mode, N)((gradients, state))
+
+
+def assert_trees_same(actual, expected):
+    """Every worker's slice of `actual` has the bits of `expected`."""
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for (path, a), e in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
+        for worker in range(N):
+            assert_same_bits(a[worker], e, f"{jax.tree_util.keystr(path)}, worker {worker}")
+
+
+@pytest.mark.parametrize("mode", harness.MODES)
+def test_mean_of_every_leaf(mode):
+    updates, _ = step(zen.synchronize(harness.AXIS, dense_below=0), GRADIENTS, mode=mode)
+    assert_trees_same(updates, MEANS)
+
+
+@pytest.mark.parametrize("scheme", zen.schemes.names())
+def test_schemes_and_sums(scheme):
+    gradients = jax.tree.map(lambda g: np.round(g * 4), GRADIENTS)
+    for dense_below in (0, 200, 1 << 20):
+        transform = zen.synchronize(harness.AXIS, op="sum", scheme=scheme, dense_below=dense_below)
+        updates, _ = step(transform, gradients)
+        assert_trees_same(updates, jax.tree.map(lambda g: g.sum(axis=0), gradients))
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 100, 128 << 20])
+def test_buckets_of_small_leaves(bucket_bytes):
+    """However the small leaves are fused, by size or by dtype, each gets its own mean back."""
+    dtypes = [np.float32, np.float16, np.float32, np.float16, np.float32]
+    gradients = {f"leaf{i}": sparse(RNG, N, (i, 3), 0.7, dtype, integers=False) for i, dtype in enumerate(dtypes)}
+    params = jax.tree.map(lambda g: jnp.zeros(g.shape[1:], g.dtype), gradients)
+    updates, state = step(zen.synchronize(harness.AXIS, bucket_bytes=bucket_bytes), gradients, params)
+    assert_trees_same(updates, jax.tree.map(lambda g: oracle.ordered_sum(g, N), gradients))
+    info = jax.tree.map(lambda field: float(field[0]), optax.tree.get(state, "info"))
+    assert set(info) == {"(fused)"}
+    assert info["(fused)"].dense_taken == 1
+    sent = sum(g[0].nbytes for g in gradients.values())
+    np.testing.assert_allclose(info["(fused)"].bytes_dense, 2 * (N - 1) / N * sent, 1e-6)
+
+
+def test_none_leaves_and_empty_trees():
+    transform = zen.synchronize(harness.AXIS, dense_below=0)
+    gradients = {"a": GRADIENTS["embed"]["table"], "b": None, "c": (None, {})}
+    params = {"a": PARAMS["embed"]["table"], "b": None, "c": (None, {})}
+    updates, _ = step(transform, gradients, params)
+    assert_trees_same(updates, {"a": MEANS["embed"]["table"], "b": None, "c": (None, {})})
+    assert transform.update({}, transform.init({}))[0] == {} or jax.vmap(
+        lambda _: transform.update({}, transform.init({})), axis_name=harness.AXIS
+    )(jnp.zeros(N))[0] == {}
+
+
+def test_state_is_plain_arrays():
+    """The state saves, jits and keeps its structure from init over every step."""
+    transform = zen.synchronize(harness.AXIS, dense_below=200)
+    fresh = transform.init(PARAMS)
+    _, state = step(transform, GRADIENTS)
+    for leaf in jax.tree.leaves((fresh, state)):
+        assert isinstance(leaf, jax.Array)
+        assert leaf.dtype == jnp.float32
+    assert jax.tree.structure(fresh) == jax.tree.structure(state)
+    info = optax.tree.get(state, "info")
+    assert set(info) == {"embed/table", "out/0", "(fused)"}
+    assert float(info["embed/table"].density[0]) > 0
+    total = zen.total(list(info.values()))
+    assert float(total.bytes_dense[0]) > float(info["embed/table"].bytes_dense[0])
+
+
+# --- with optax -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["vmap", "pmap", "shard_map_unchecked"])
+def test_chain(mode):
+    """First in a chain it replaces pmean; its info is found in the chain's state."""
+    ours = optax.chain(zen.synchronize(harness.AXIS, dense_below=200), optax.clip_by_global_norm(1.0), optax.adam(0.1))
+    plain = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1))
+    updates, state = step(ours, GRADIENTS, mode=mode)
+    expected, _ = jax.jit(plain.update)(MEANS, plain.init(PARAMS), PARAMS)
+    for actual, wanted in zip(jax.tree.leaves(updates), jax.tree.leaves(expected), strict=True):
+        assert (np.asarray(actual) == np.asarray(actual)[:1]).all()
+        np.testing.assert_allclose(np.asarray(actual)[0], wanted, 1e-6, 1e-7)
+    assert "embed/table" in optax.tree.get(state, "info")
+
+
+@pytest.mark.parametrize("mode", ["vmap", "shard_map_unchecked"])
+def test_multi_steps(mode):
+    """MultiSteps accumulates locally and synchronises every second step."""
+    ours = optax.MultiSteps(optax.chain(zen.synchronize(harness.AXIS, dense_below=200), optax.sgd(1.0)), 2)
+    first, state = step(ours, GRADIENTS, mode=mode)
+    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(first))
+    second, state = step(ours, jax.tree.map(lambda g: 3 * g, GRADIENTS), mode=mode, state=state)
+    for actual, mean in zip(jax.tree.leaves(second), jax.tree.leaves(MEANS), strict=True):
+        assert (np.asarray(actual) == np.asarray(actual)[:1]).all()
+        np.testing.assert_allclose(np.asarray(actual)[0], -2 * mean, 1e-5, 1e-6)
+
+
+def test_masked():
+    """Under optax.masked it sees MaskedNodes, leaves them alone, and what is masked out stays local."""
+    mask = {"embed": True, "out": False, "scale": True, "empty": True}
+    transform = optax.masked(zen.synchronize(harness.AXIS, dense_below=200), mask)
+    updates, state = step(transform, GRADIENTS)
+    assert_trees_same(updates["embed"], MEANS["embed"])
+    assert_trees_same(updates["scale"], MEANS["scale"])
+    for kept, local in zip(updates["out"], GRADIENTS["out"], strict=True):
+        assert_same_bits(kept, local)
+    assert set(optax.tree.get(state, "info")) == {"embed/table", "(fused)"}
+
+
+def test_partition_of_leaves():
+    """optax.partition: sparse leaves by zen, the others by psum."""
+    labels = {"embed": "sparse", "out": "dense", "scale": "dense", "empty": "dense"}
+    transform = optax.partition(
+        {
+            "sparse": zen.synchronize(harness.AXIS, scheme="zen", dense_below=0),
+            "dense": zen.synchronize(harness.AXIS, scheme="dense_ordered"),
+        },
+        labels,
+    )
+    assert_trees_same(step(transform, GRADIENTS)[0], MEANS)
+
+
+# --- plans ------------------------------------------------------------------------------------------------------
+
+
+def test_plan():
+    """A measured plan changes no bit, and sends no more than a default."""
+    stacked = {"table": sparse(RNG, N, (4001, 32), 0.02, integers=False), "bias": sparse(RNG, N, (7,), 1.0)}
+    params = jax.tree.map(lambda g: jnp.zeros(g.shape[1:]), stacked)
+    plan = zen.measure_plan(jax.tree.map(jnp.asarray, stacked))
+    assert "table" in str(plan)
+    means = jax.tree.map(lambda g: oracle.ordered_sum(g, N), stacked)
+    bytes_moved = {}
+    for name, options in {"plan": {"plan": plan}, "default": {"dense_below": 1000}}.items():
+        updates, state = step(zen.synchronize(harness.AXIS, **options), stacked, params)
+        assert_trees_same(updates, means)
+        info = jax.tree.map(lambda field: float(field[0]), optax.tree.get(state, "info")["table"])
+        assert info.dense_taken == 0
+        bytes_moved[name] = info.bytes_pushed + info.bytes_pulled
+        assert info.rounds == 1
+    assert bytes_moved["plan"] <= bytes_moved["default"] < 0.25 * info.bytes_dense
+
+
+def test_outgrown_plan_loses_nothing():
+    thin = {"table": jnp.asarray(sparse(RNG, N, (401, 8), 0.01))}
+    plan = zen.measure_plan(thin)
+    transform = zen.synchronize(harness.AXIS, plan=plan)
+    for density in (0.01, 0.1, 0.5, 1.0):
+        stacked = {"table": sparse(RNG, N, (401, 8), density, integers=False)}
+        updates, _ = step(transform, stacked, {"table": jnp.zeros((401, 8))})
+        assert_trees_same(updates, {"table": oracle.ordered_sum(stacked["table"], N)})

@@ -1,0 +1,105 @@
+"""value_and_grad under jit over a mesh equals jax.value_and_grad of the global loss."""
+
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import zen_jax as zen
+
+N = 4
+RNG = np.random.default_rng(0)
+TOKENS = RNG.integers(0, 50, (2 * N, 5)).astype(np.int32)
+TARGETS = RNG.normal(size=(2 * N,)).astype(np.float32)
+PARAMS = {"table": RNG.normal(size=(53, 8)).astype(np.float32), "w": RNG.normal(size=(8,)).astype(np.float32)}
+
+
+def loss(params, tokens, targets, scale=1.0):
+    hidden = jnp.mean(params["table"][tokens], axis=1)
+    return scale * jnp.mean((hidden @ params["w"] - targets) ** 2)
+
+
+def loss_and_aux(params, tokens, targets):
+    hidden = jnp.mean(params["table"][tokens], axis=1)
+    return jnp.mean((hidden @ params["w"] - targets) ** 2), {"largest": jnp.max(jnp.abs(hidden))}
+
+
+def mesh_of(axis_type=AxisType.Auto):
+    return jax.make_mesh((N,), ("data",), axis_types=(axis_type,), devices=jax.devices()[:N])
+
+
+def assert_close(actual, expected):
+    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, 1e-5, 1e-6), actual, expected)
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("scheme", zen.schemes.names())
+def test_equals_the_global_mean(scheme, axis_type):
+    step = zen.value_and_grad(loss, mesh=mesh_of(axis_type), scheme=scheme)
+    value, gradients = jax.jit(step)(PARAMS, TOKENS, TARGETS)
+    expected_value, expected = jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS)
+    assert_close((value, gradients), (expected_value, expected))
+    untouched = np.setdiff1d(np.arange(53), TOKENS)
+    assert (np.asarray(gradients["table"])[untouched] == 0).all()
+
+
+def test_outside_jit_and_with_placed_inputs():
+    mesh = mesh_of()
+    step = zen.value_and_grad(loss, mesh=mesh)
+    expected = jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS)
+    assert_close(step(PARAMS, TOKENS, TARGETS), expected)
+    batch = jax.device_put((TOKENS, TARGETS), NamedSharding(mesh, PartitionSpec("data")))
+    params = jax.device_put(PARAMS, NamedSharding(mesh, PartitionSpec()))
+    assert_close(jax.jit(step)(params, *batch), expected)
+
+
+def test_sum():
+    value, gradients = jax.jit(zen.value_and_grad(loss, mesh=mesh_of(), op="sum"))(PARAMS, TOKENS, TARGETS)
+    expected = jax.tree.map(lambda x: N * x, jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS))
+    assert_close((value, gradients), expected)
+
+
+def test_has_aux():
+    """aux is each worker's own, stacked."""
+    step = jax.jit(zen.value_and_grad(loss_and_aux, has_aux=True, mesh=mesh_of()))
+    (value, aux), gradients = step(PARAMS, TOKENS, TARGETS)
+    (expected_value, _), expected = jax.value_and_grad(loss_and_aux, has_aux=True)(PARAMS, TOKENS, TARGETS)
+    assert_close((value, gradients), (expected_value, expected))
+    own = [loss_and_aux(PARAMS, t, y)[1]["largest"] for t, y in zip(np.split(TOKENS, N), np.split(TARGETS, N), strict=True)]
+    assert_close(aux["largest"], np.array(own))
+
+
+def test_argnums():
+    def split_loss(table, tokens, w, targets):
+        return loss({"table": table, "w": w}, tokens, targets)
+
+    args = (PARAMS["table"], TOKENS, PARAMS["w"], TARGETS)
+    for argnums in (0, 2, (0, 2), (2, 0), -2, (0, -2)):
+        actual = jax.jit(zen.value_and_grad(split_loss, argnums, mesh=mesh_of()))(*args)
+        assert_close(actual, jax.value_and_grad(split_loss, argnums)(*args))
+
+
+def test_keyword_arguments_are_not_split():
+    step = jax.jit(zen.value_and_grad(loss, mesh=mesh_of()))
+    actual = step(PARAMS, TOKENS, TARGETS, scale=jnp.float32(3))
+    assert_close(actual, jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS, scale=3.0))
+
+
+def test_info():
+    step = jax.jit(zen.value_and_grad(loss, mesh=mesh_of(), return_info=True))
+    _, _, info = step(PARAMS, TOKENS, TARGETS)
+    assert float(zen.total(list(info.values())).bytes_dense) > 0
+
+
+def test_plan():
+    per_worker = [jax.grad(loss)(PARAMS, t, y) for t, y in zip(np.split(TOKENS, N), np.split(TARGETS, N), strict=True)]
+    plan = zen.measure_plan(jax.tree.map(lambda *leaves: jnp.stack(leaves), *per_worker))
+    actual = jax.jit(zen.value_and_grad(loss, mesh=mesh_of(), plan=plan))(PARAMS, TOKENS, TARGETS)
+    assert_close(actual, jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS))
+
+
+def test_one_device():
+    step = jax.jit(zen.value_and_grad(loss, mesh=harness.mesh(1, "data")))
+    assert_close(step(PARAMS, TOKENS, TARGETS), jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS))
