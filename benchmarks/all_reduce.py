@@ -87,8 +87,15 @@ def main() -> None:
     rows.append({"part": "kernels' sum", "ms": round(kernels, 2), "of kernels' sum": 1.0})
     rows += [{"part": k, "ms": round(ms, 2), "of kernels' sum": round(ms / kernels, 2)} for k, ms in whole.items()]
     print(measure.table(rows))
-    measure.write_json(options.json, {"environment": measure.environment(), "options": vars(options) | {
-        "json": None}, "kernels_ms": times, "whole_ms": whole})
+    measure.write_json(
+        options.json,
+        {
+            "environment": measure.environment(),
+            "options": vars(options) | {"json": None},
+            "kernels_ms": times,
+            "whole_ms": whole,
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -45,7 +45,9 @@ def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tupl
         "partition",
         lambda x: kernels.partition(x, n, capacity),
         lambda x: partition_reference(x, n, capacity),
-        (rows,), x.nbytes, total * (unit_bytes + 4),
+        (rows,),
+        x.nbytes,
+        total * (unit_bytes + 4),
     )
     positions, values, sent = jax.jit(lambda x: kernels.partition(x, n, capacity))(rows)
     # Server 0's inbox when all n workers send alike: bucket 0 of each.
@@ -54,13 +56,17 @@ def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tupl
         "aggregate",
         lambda *inbox: kernels.aggregate(*inbox, size),
         lambda *inbox: aggregate_reference(*inbox, size),
-        inbox, n * int(counts[0]) * (unit_bytes + 4), size * unit_bytes,
+        inbox,
+        n * int(counts[0]) * (unit_bytes + 4),
+        size * unit_bytes,
     )
     yield (
         "hash_bitmap_encode",
         lambda x: kernels.hash_bitmap_encode(x, total),
         lambda x: encode_reference(x, total),
-        (rows,), x.nbytes, units // 8 + total * unit_bytes,
+        (rows,),
+        x.nbytes,
+        units // 8 + total * unit_bytes,
     )
 
     def encode_all(positions: jax.Array, values: jax.Array, sent: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -73,7 +79,9 @@ def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tupl
         "hash_bitmap_decode",
         lambda words, values: kernels.hash_bitmap_decode(words, values, units),
         lambda words, values: decode_reference(words, values, units),
-        encoded, units // 8 + total * unit_bytes, x.nbytes,
+        encoded,
+        units // 8 + total * unit_bytes,
+        x.nbytes,
     )
 
 
@@ -82,6 +90,7 @@ def peers(x: np.ndarray) -> Iterator[tuple[str, Callable[[], Any]]]:
     device = jnp.asarray(x)
     count = int(np.count_nonzero(x))
     if jax.default_backend() == "cpu":
+
         def numpy_nonzero() -> tuple[np.ndarray, np.ndarray]:
             indices = np.flatnonzero(x != 0)
             return indices, x[indices]
@@ -147,8 +156,14 @@ def main() -> None:
                 peer = {"density": density, "kernel": name, "ms": round(took, 2), "of_partition": round(took / own, 1)}
                 results.append(peer)
     print(measure.table(results))
-    result = {"environment": measure.environment(), "ceilings": ceiling, "elements": int(options.elements),
-              "width": options.width, "n": options.n, "results": results}
+    result = {
+        "environment": measure.environment(),
+        "ceilings": ceiling,
+        "elements": int(options.elements),
+        "width": options.width,
+        "n": options.n,
+        "results": results,
+    }
     measure.write_json(options.json, result)
 
 

@@ -40,8 +40,10 @@ def _cpu_ceiling_runs(nbytes: int) -> dict[str, list[Callable[[], Any]]]:
     pool = ThreadPoolExecutor(threads)
     source, target = np.ones(nbytes // 4, np.float32), np.ones(nbytes // 4, np.float32)
     # Blocks that fit L2 keep NumPy's reductions from being bound by anything but the reads.
-    parts = [list(zip(np.array_split(s, 64), np.array_split(t, 64), strict=True)) for s, t in zip(
-        np.array_split(source, threads), np.array_split(target, threads), strict=True)]
+    parts = [
+        list(zip(np.array_split(s, 64), np.array_split(t, 64), strict=True))
+        for s, t in zip(np.array_split(source, threads), np.array_split(target, threads), strict=True)
+    ]
 
     def threaded(work: Callable[[np.ndarray, np.ndarray], Any]) -> Callable[[], Any]:
         return lambda: list(pool.map(lambda blocks: [work(s, t) for s, t in blocks], parts))

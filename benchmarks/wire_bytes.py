@@ -78,8 +78,12 @@ def main() -> None:
         bound = float(np.mean(others)) * dim * 4
         pushed, union = touched.sum(axis=1).mean(), touched.any(axis=0).sum()
         exact = (n - 1) / n * (pushed * (dim * 4 + 4) + union * dim * 4 + types / 8)
-        row = {"step": step, "density": round(float(touched.mean()), 4), "bound_MB": round(bound / 1e6, 3),
-               "exact/bound": round(exact / bound, 3)}
+        row = {
+            "step": step,
+            "density": round(float(touched.mean()), 4),
+            "bound_MB": round(bound / 1e6, 3),
+            "exact/bound": round(exact / bound, 3),
+        }
         for name, run in runs.items():
             info = run(gradients_of(touched))
             moved = float(info.bytes_pushed + info.bytes_pulled)

@@ -61,9 +61,7 @@ def hierarchical_hash(
     return memory, counts, overflow
 
 
-def reference(
-    indices: Array, n: int, r1: int, r2: int, k: int, *, seed: int = 0
-) -> tuple[Array, Array, Array]:
+def reference(indices: Array, n: int, r1: int, r2: int, k: int, *, seed: int = 0) -> tuple[Array, Array, Array]:
     """The pure-JAX lowering: a round for each rehash, in which the smallest index wins a free slot."""
     indices = indices.astype(jnp.uint32)
     empty = hashing.EMPTY_SLOT
