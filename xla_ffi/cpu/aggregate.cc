@@ -112,7 +112,7 @@ void aggregate(const AggregateProblem& p, const int32_t* positions, const T* val
   const int64_t item_bytes = p.size * p.width * static_cast<int64_t>(sizeof(T));
   if (item_bytes == 0) return;
   advise_huge_pages(shard, p.batch * item_bytes);
-  const int64_t ranges = ranges_per_item(p.batch, item_bytes, 4, context.parallel);
+  const int64_t ranges = ranges_per_item(p.batch, item_bytes, 4, context);
   context.parallel.run(p.batch * ranges, [&](int64_t task) {
     const KeepSubnormals keep;
     const int64_t b = task / ranges, bucket = b * p.n * p.capacity;

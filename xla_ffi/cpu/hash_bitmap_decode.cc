@@ -112,7 +112,7 @@ void hash_bitmap_decode(const DecodeProblem& p, const uint32_t* words, const Bit
   if (item_bytes == 0) return;
   advise_huge_pages(out, p.batch * item_bytes);
   const int64_t tiles = ceil_div(p.units, p.n);
-  const int64_t ranges = ranges_per_item(p.batch, item_bytes, 4, context.parallel);
+  const int64_t ranges = ranges_per_item(p.batch, item_bytes, 4, context);
   const Parallel& parallel = context.parallel;
   // Bitmaps of different items lie one behind another, so they count as one long row of servers.
   std::vector<int64_t> ranks = ranks_before(words, p.words, p.batch * p.n, tiles, ranges, parallel);

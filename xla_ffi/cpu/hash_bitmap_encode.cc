@@ -80,7 +80,7 @@ void hash_bitmap_encode(const EncodeProblem& problem, const Bits* shard, uint32_
     std::fill_n(words, p.batch * p.words, 0);
     p.size = 0;
   }
-  const int64_t ranges = ranges_per_item(p.batch, p.size * p.width * sizeof(Bits), 1, context.parallel);
+  const int64_t ranges = ranges_per_item(p.batch, p.size * p.width * sizeof(Bits), 1, context);
   std::vector<RangeMessage<Bits>> messages(p.batch * ranges);
   context.parallel.run(p.batch * ranges, [&](int64_t task) {
     const int64_t b = task / ranges, r = task % ranges;

@@ -48,7 +48,7 @@ int64_t place_partitions(const HierarchicalHashProblem& p, const uint32_t* indic
 void hierarchical_hash(const HierarchicalHashProblem& p, const uint32_t* indices, uint32_t seed, uint32_t* memory,
                        int32_t* counts, int32_t* overflow, const Context& context) {
   const int64_t ranges =
-      std::min(p.n, ranges_per_item(p.batch, p.indices * static_cast<int64_t>(sizeof(uint32_t)), 1, context.parallel));
+      std::min(p.n, ranges_per_item(p.batch, p.indices * static_cast<int64_t>(sizeof(uint32_t)), 1, context));
   std::vector<int64_t> lost(p.batch * ranges);
   context.parallel.run(p.batch * ranges, [&](int64_t task) {
     const int64_t b = task / ranges;

@@ -123,7 +123,7 @@ void partition(const PartitionProblem& problem, const Bits* x, uint32_t seed, in
                int32_t* counts, const Context& context) {
   PartitionProblem p = problem;
   if (p.width == 0) p.units = 0;
-  const int64_t ranges = ranges_per_item(p.batch, p.units * p.width * sizeof(Bits), 1, context.parallel);
+  const int64_t ranges = ranges_per_item(p.batch, p.units * p.width * sizeof(Bits), 1, context);
   const auto item = [&](int64_t b) {
     const int64_t bucket = b * p.n * p.capacity;
     return Item<Bits>{x + b * p.units * p.width, positions + bucket, values + bucket * p.width, counts + b * p.n};

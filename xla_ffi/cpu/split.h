@@ -5,12 +5,9 @@
 #include <cstdint>
 
 #include "cuda/common/bits.h"
-#include "xla_ffi/cpu/parallel.h"
+#include "xla_ffi/cpu/context.h"
 
 namespace zen {
-
-// Less work than this is not worth waking a thread for.
-constexpr int64_t kMinRangeBytes = 256 << 10;
 
 struct Range {
   int64_t begin;
@@ -18,10 +15,10 @@ struct Range {
 };
 
 // How many ranges to cut each of `batch` items of `bytes` into, given `per_thread` ranges for a thread to claim.
-inline int64_t ranges_per_item(int64_t batch, int64_t bytes, int64_t per_thread, const Parallel& parallel) {
-  const int64_t threads = parallel.threads();
+inline int64_t ranges_per_item(int64_t batch, int64_t bytes, int64_t per_thread, const Context& context) {
+  const int64_t threads = context.parallel.threads();
   if (threads == 1 || batch >= 4 * threads || batch % threads == 0) return 1;
-  return std::max<int64_t>(1, std::min(threads * per_thread, bytes / kMinRangeBytes));
+  return std::max<int64_t>(1, std::min(threads * per_thread, bytes / context.min_range_bytes));
 }
 
 // Range `index` of `ranges` over [0, size), with bounds at multiples of `grain`.

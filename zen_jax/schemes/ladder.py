@@ -9,13 +9,13 @@ from zen_jax._typing import Array
 DEFAULT_RATIO = 1.25
 PLANNED_RATIOS = (1.0, 1.125, 1.25, 1.5, 2.0, 4.0, 8.0, 16.0)
 SMALLEST_SHARE = 1 / 1024
-SMALLEST_BYTES = 16 << 10  # below this a message costs latency, not bytes
+SMALLEST_BYTES = 4 << 10  # below this a message costs latency, not bytes
 
 
 def ladder(top: int, capacity: int | None, unit_bytes: int) -> tuple[int, ...]:
     """Capacities in ascending order, up to `top`.
 
-    Without a plan they grow by a quarter from a 1024th of `top` or 16 KiB, so that a larger message is at most a
+    Without a plan they grow by a quarter from a 1024th of `top` or 4 KiB, so that a larger message is at most a
     quarter larger than what it carries. With one, the first fits the steady state and the next catch what outgrows it.
 
     Args:
@@ -25,7 +25,7 @@ def ladder(top: int, capacity: int | None, unit_bytes: int) -> tuple[int, ...]:
 
     >>> ladder(1000, 300, unit_bytes=4)
     (300, 338, 375, 450, 600, 1000)
-    >>> ladder(1000, None, unit_bytes=64)
+    >>> ladder(1000, None, unit_bytes=16)
     (256, 320, 400, 500, 625, 782, 978, 1000)
     """
     if capacity is not None:
