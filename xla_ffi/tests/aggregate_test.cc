@@ -1,0 +1,134 @@
+// aggregate() against the definition: sums in worker order, bit for bit, with subnormals flushed by the caller's thread.
+#include "xla_ffi/cpu/aggregate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+#include "xla_ffi/tests/check.h"
+#include "xla_ffi/tests/contexts.h"
+
+namespace zen {
+namespace {
+
+template <typename T>
+T number(std::mt19937_64& random) {
+  using Sum = Accumulator<T>;
+  constexpr Sum kSpecial[] = {std::numeric_limits<Sum>::infinity(), std::numeric_limits<Sum>::denorm_min(), Sum(6e-8)};
+  T value;
+  const uint64_t choice = random();
+  round_to(choice % 20 < 3 ? kSpecial[choice % 20] : Sum(std::normal_distribution<double>()(random)), &value);
+  return value;
+}
+
+template <typename T>
+bool same_bits(const T& a, const T& b) {
+  return std::memcmp(&a, &b, sizeof(T)) == 0 || (std::isnan(widen(a)) && std::isnan(widen(b)));
+}
+
+template <typename T>
+std::vector<T> expected_shard(const AggregateProblem& p, const int32_t* positions, const T* values,
+                              const int32_t* counts, int64_t divisor) {
+  using Sum = Accumulator<T>;
+  std::vector<Sum> sums(p.size * p.width);
+  for (int64_t worker = 0; worker < p.n; ++worker) {
+    for (int64_t entry = 0; entry < std::min<int64_t>(counts[worker], p.capacity); ++entry) {
+      const int64_t at = worker * p.capacity + entry;
+      if (positions[at] < 0 || positions[at] >= p.size) continue;
+      for (int64_t i = 0; i < p.width; ++i) sums[positions[at] * p.width + i] += widen(values[at * p.width + i]);
+    }
+  }
+  std::vector<T> shard(sums.size());
+  const Sum reciprocal = Sum{1} / static_cast<Sum>(divisor);
+  for (size_t i = 0; i < sums.size(); ++i) round_to(sums[i] * reciprocal, &shard[i]);
+  return shard;
+}
+
+// Strictly ascending positions, some outside the shard on either side; counts below, at and above the capacity.
+template <typename T>
+void test(const AggregateProblem& p, int64_t divisor) {
+  std::mt19937_64 random(p.size + p.n);
+  const int64_t buckets = p.batch * p.n;
+  std::vector<int32_t> positions(buckets * p.capacity), counts(buckets);
+  std::vector<T> values(buckets * p.capacity * p.width);
+  for (int64_t bucket = 0; bucket < buckets; ++bucket) {
+    int32_t position = -2;
+    const int32_t stride = static_cast<int32_t>(2 * p.size / p.capacity + 1);
+    for (int64_t entry = 0; entry < p.capacity; ++entry) {
+      positions[bucket * p.capacity + entry] = position;
+      position += 1 + static_cast<int32_t>(random() % stride);
+    }
+    counts[bucket] = static_cast<int32_t>(random() % (p.capacity + 3));
+  }
+  for (T& value : values) value = number<T>(random);
+  std::vector<T> expected;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const int64_t bucket = b * p.n * p.capacity;
+    const std::vector<T> item = expected_shard(p, positions.data() + bucket, values.data() + bucket * p.width,
+                                               counts.data() + b * p.n, divisor);
+    expected.insert(expected.end(), item.begin(), item.end());
+  }
+  for_each_context([&](const Context& context, const std::string& name) {
+    Checks::testing = name + ", size " + std::to_string(p.size) + ", width " + std::to_string(p.width) + ", n " +
+                      std::to_string(p.n) + ", capacity " + std::to_string(p.capacity) + ", " +
+                      std::to_string(sizeof(T)) + " bytes, divisor " + std::to_string(divisor);
+    std::vector<T> shard(p.batch * p.size * p.width);
+#if defined(__x86_64__)
+    const unsigned int control = _mm_getcsr();
+    _mm_setcsr(control | 0x8040);
+#endif
+    aggregate(p, positions.data(), values.data(), counts.data(), divisor, shard.data(), context);
+#if defined(__x86_64__)
+    ZEN_CHECK((_mm_getcsr() & 0x8040) == 0x8040);
+    _mm_setcsr(control);
+#endif
+    ZEN_CHECK(std::equal(expected.begin(), expected.end(), shard.begin(), same_bits<T>));
+  });
+}
+
+template <typename T>
+void test_shapes() {
+  for (int64_t size : {0, 1, 64, 1009}) {
+    for (int64_t width : {0, 1, 3, 32}) {
+      for (int64_t n : {1, 2, 5}) {
+        for (int64_t capacity : {1, 40, 2000}) {
+          for (int64_t divisor : {1, 7}) test<T>({size < 100 ? 3 : 1, n, capacity, width, size}, divisor);
+        }
+      }
+    }
+  }
+  test<T>({1, 3, 20000, 1, 600011}, 3);
+}
+
+// A caller that breaks the promise of ascending positions gets some shard, and nothing is written outside.
+void test_unordered_positions() {
+  for_each_context([&](const Context& context, const std::string& name) {
+    Checks::testing = name + ", unordered positions";
+    std::mt19937_64 random(1);
+    const AggregateProblem p = {1, 2, 5000, 1, 20000};
+    std::vector<int32_t> positions(2 * p.capacity), counts(2, 5000);
+    for (int32_t& position : positions) position = static_cast<int32_t>(random());
+    std::vector<float> values(positions.size(), 1.0f), shard(p.size);
+    aggregate(p, positions.data(), values.data(), counts.data(), 1, shard.data(), context);
+  });
+}
+
+}  // namespace
+}  // namespace zen
+
+int main() {
+  zen::test_shapes<float>();
+  zen::test_shapes<double>();
+  zen::test_shapes<zen::Float16>();
+  zen::test_shapes<zen::BFloat16>();
+  zen::test_unordered_positions();
+  return zen::test_result();
+}

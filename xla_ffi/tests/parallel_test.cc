@@ -1,0 +1,74 @@
+// PoolParallel: every task once, no waiting for a pool that never starts anything, errors come out at the caller.
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "xla_ffi/cpu/pool_parallel.h"
+#include "xla_ffi/tests/check.h"
+#include "xla_ffi/tests/contexts.h"
+
+namespace zen {
+namespace {
+
+// Starts what was scheduled only when told to: a pool whose threads are all busy.
+class BusyPool {
+ public:
+  void Schedule(std::function<void()>&& work) { waiting_.push_back(std::move(work)); }
+  void run_all() {
+    for (auto& work : waiting_) work();
+  }
+
+ private:
+  std::deque<std::function<void()>> waiting_;
+};
+
+void test_every_task_once() {
+  Threads pool(3);
+  for (int threads : {1, 2, 5}) {
+    for (int tasks : {0, 1, 2, 100}) {
+      std::vector<std::atomic<int>> runs(tasks);
+      PoolParallel<Threads>(pool, threads).run(tasks, [&](int64_t task) { ++runs[task]; });
+      for (const auto& count : runs) ZEN_CHECK(count == 1);
+    }
+  }
+}
+
+void test_busy_pool() {
+  BusyPool pool;
+  int done = 0;
+  {
+    const std::vector<int> gone_afterwards(10, 1);
+    PoolParallel<BusyPool>(pool, 4).run(10, [&](int64_t task) { done += gone_afterwards[task]; });
+  }
+  ZEN_CHECK(done == 10);
+  pool.run_all();
+  ZEN_CHECK(done == 10);
+}
+
+void test_error() {
+  Threads pool(1);
+  std::atomic<int> done = 0;
+  bool caught = false;
+  try {
+    PoolParallel<Threads>(pool, 2).run(10, [&](int64_t task) {
+      ++done;
+      if (task == 3) throw std::runtime_error("no");
+    });
+  } catch (const std::runtime_error&) {
+    caught = true;
+  }
+  ZEN_CHECK(caught && done == 10);
+}
+
+}  // namespace
+}  // namespace zen
+
+int main() {
+  zen::test_every_task_once();
+  zen::test_busy_pool();
+  zen::test_error();
+  return zen::test_result();
+}
