@@ -90,10 +90,12 @@ def _report(processes: list[subprocess.Popen], logs: list[Path]) -> int:
     failed = [(index, process.returncode) for index, process in enumerate(processes) if process.poll()]
     if not failed:
         return 0
-    index, code = failed[0]
-    cause = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    last = logs[index].read_text(errors="replace").strip().splitlines()[-1:]
-    print(f"process {index} of {len(processes)} {cause}; ending the others", *last, sep="\n  ", file=sys.stderr)
+    for index, code in failed:
+        cause = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        # A killed process leaves no word on why.
+        last = logs[index].read_text(errors="replace").strip().splitlines()[-1:] if code > 0 and index > 0 else []
+        print(f"process {index} of {len(processes)} {cause}", *last, sep=": ", file=sys.stderr)
+    code = failed[0][1]
     return code if code > 0 else 1
 
 

@@ -82,7 +82,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--data", type=Path, metavar="PATH", help="file or directory of text (default: Python's standard library)")
-    add("--sync", type=_schemes, default=Config.sync, metavar="NAMES", help=f"comma-separated (default: {','.join(Config.sync)})")
+    add(
+        "--sync",
+        type=_schemes,
+        default=Config.sync,
+        metavar="NAMES",
+        help=f"comma-separated (default: {','.join(Config.sync)})",
+    )
     add("--workers", type=_at_least(1), metavar="N", help=f"emulated workers (default: {Config.workers})")
     for name, least, meaning in (
         ("steps", 1, "training steps"),
