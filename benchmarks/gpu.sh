@@ -17,7 +17,7 @@ OUT=${OUT:-build/gpu-results}
 BUILD=build/gpu
 SITE=$PWD/build/gpu-site
 export PYTHONPATH=$PWD:$SITE${PYTHONPATH:+:$PYTHONPATH}
-export JAX_PLATFORMS=cuda,cpu XLA_PYTHON_CLIENT_PREALLOCATE=false
+export JAX_PLATFORMS=cuda,cpu XLA_PYTHON_CLIENT_PREALLOCATE=false ZEN_JAX_REQUIRE_GPU=1
 mkdir -p "$OUT"
 
 build() {
@@ -51,7 +51,7 @@ sanitize() {
   local few='7-1-float32 or 7-3-float32 or 3-3-float32 or 10-1-float32 or 10-3-float32'
   local tool
   for tool in memcheck racecheck; do
-    timeout 80 compute-sanitizer --tool "$tool" --error-exitcode 9 --target-processes all \
+    timeout 70 compute-sanitizer --tool "$tool" --error-exitcode 9 --target-processes all \
       "$PYTHON" -m pytest -q tests/gpu -k "$few" || return
   done
 }
@@ -121,10 +121,10 @@ failed=0
 [[ $# -gt 0 ]] || set -- build test sanitize bench
 for name in "$@"; do
   case $name in
-    build) part build 110 build ;;
+    build) part build 150 build ;;
     test) part test 200 test_ ;;
-    sanitize) part sanitize 165 sanitize ;;
-    bench) part bench 110 bench ;;
+    sanitize) part sanitize 140 sanitize ;;
+    bench) part bench 100 bench ;;
     *) echo "no part $name: build, test, sanitize, bench" >&2; false ;;
   esac || failed=1
 done

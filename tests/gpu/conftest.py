@@ -1,5 +1,7 @@
 """These tests need an NVIDIA GPU and the module _native_cuda: `benchmarks/gpu.sh` builds it and runs them."""
 
+import os
+
 import jax
 import pytest
 
@@ -19,6 +21,8 @@ def missing() -> str | None:
 def pytest_collection_modifyitems(config, items):
     here = [item for item in items if config.rootpath / "tests" / "gpu" in item.path.parents]
     reason = missing() if here else None
+    if reason and os.environ.get("ZEN_JAX_REQUIRE_GPU"):
+        raise pytest.UsageError(reason)
     for item in here:
         item.add_marker(pytest.mark.gpu)
         if reason:
