@@ -1,8 +1,7 @@
-#include "cuda/aggregate.h"
-
 #include <algorithm>
 
 #include "cuda/accumulate.cuh"
+#include "cuda/aggregate.h"
 #include "cuda/common/bits.h"
 #include "cuda/common/divide.h"
 #include "cuda/launch.cuh"
@@ -19,9 +18,9 @@ constexpr int32_t kWorkersAtOnce = kThreads / 2;
 struct AggregateParams {
   AggregateProblem problem;
   int64_t divisor;
-  int32_t rows;            // positions of a block
-  SmallDivisor columns;    // columns of a block
-  int64_t row_blocks;      // of one batch item
+  int32_t rows;          // positions of a block
+  SmallDivisor columns;  // columns of a block
+  int64_t row_blocks;    // of one batch item
   int64_t column_blocks;
   const int32_t* positions;
   const void* values;
@@ -141,7 +140,6 @@ __global__ void __launch_bounds__(kThreads, 2) aggregate_range(const __grid_cons
     const uint32_t row = params.columns.quotient(i);
     const uint32_t column = params.columns.remainder(i, row);
     if (static_cast<int32_t>(column) >= block.columns) continue;
-    const Sum mean = params.divisor == 1 ? sums[i] : sums[i] * reciprocal;
     shard[(block.batch * problem.size + block.first_row + row) * problem.width + block.first_column + column] =
         Dtype::round(sums[i] * reciprocal);
   }

@@ -1,6 +1,5 @@
-#include "cuda/hash_bitmap_decode.h"
-
 #include "cuda/common/hash.h"
+#include "cuda/hash_bitmap_decode.h"
 #include "cuda/rank_directory.cuh"
 #include "cuda/rows.cuh"
 
@@ -164,8 +163,8 @@ cudaError_t hash_bitmap_decode(const DecodeProblem& problem, Element element, ui
   params.chunks = ceil_div(problem.units, params.units_per_chunk);
   params.values = d_values;
   params.out = d_out;
-  ZEN_RETURN_IF_ERROR(make_directory(d_words, problem.batch * problem.n, problem.words, d_scratch, stream,
-                                     &params.directory));
+  ZEN_RETURN_IF_ERROR(
+      make_directory(d_words, problem.batch * problem.n, problem.words, d_scratch, stream, &params.directory));
   return visit_bits(element, [&](auto bits) { return launch_decode<decltype(bits)>(params, stream); });
 }
 

@@ -1,6 +1,5 @@
-#include "cuda/hash_bitmap_encode.h"
-
 #include "cuda/chunk.cuh"
+#include "cuda/hash_bitmap_encode.h"
 #include "cuda/look_back.cuh"
 #include "cuda/rows.cuh"
 
@@ -109,7 +108,8 @@ __global__ void __launch_bounds__(kThreads, 2) encode_rows(const __grid_constant
   const EncodeBlock block(params, shared);
   const int64_t first = block.chunk * params.rows_per_chunk;
   const int64_t left = problem.size - first;
-  const Bits* const rows = static_cast<const Bits*>(params.shard) + (block.batch * problem.size + first) * problem.width;
+  const Bits* const rows =
+      static_cast<const Bits*>(params.shard) + (block.batch * problem.size + first) * problem.width;
   mark_nonzero_rows(rows, left < params.rows_per_chunk ? left : params.rows_per_chunk, problem.width, words);
   __syncthreads();
   const uint32_t word = threadIdx.x < word_count ? words[threadIdx.x] : 0;

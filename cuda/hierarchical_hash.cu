@@ -1,7 +1,6 @@
-#include "cuda/hierarchical_hash.h"
-
 #include "cuda/common/bits.h"
 #include "cuda/common/hash.h"
+#include "cuda/hierarchical_hash.h"
 #include "cuda/look_back.cuh"
 
 namespace zen::cuda {

@@ -17,10 +17,10 @@ constexpr uint32_t kFullWarp = 0xffffffffu;
 // What a block may have without asking for more.
 constexpr size_t kDefaultSharedBytes = 48 << 10;
 
-#define ZEN_RETURN_IF_ERROR(expr)                      \
-  do {                                                 \
-    const cudaError_t zen_error = (expr);              \
-    if (zen_error != cudaSuccess) return zen_error;    \
+#define ZEN_RETURN_IF_ERROR(expr)                   \
+  do {                                              \
+    const cudaError_t zen_error = (expr);           \
+    if (zen_error != cudaSuccess) return zen_error; \
   } while (0)
 
 // The host emulation of the kernels defines its own.

@@ -1,6 +1,5 @@
-#include "cuda/partition.h"
-
 #include "cuda/chunk.cuh"
+#include "cuda/partition.h"
 #include "cuda/partition_block.cuh"
 #include "cuda/partition_two_pass.h"
 #include "cuda/rows.cuh"

@@ -1,10 +1,9 @@
-#include "cuda/partition_two_pass.h"
-
 #include <algorithm>
 
 #include "cuda/common/bits.h"
 #include "cuda/common/hash.h"
 #include "cuda/launch.cuh"
+#include "cuda/partition_two_pass.h"
 
 namespace zen::cuda {
 namespace {
@@ -124,14 +123,12 @@ cudaError_t launch_all(const TwoPassParams& params, cudaStream_t stream) {
 
 }  // namespace
 
-int64_t two_pass_scratch_bytes(int64_t units, int64_t n) {
-  return cut(units, n).count * n * int64_t{sizeof(uint32_t)};
-}
+int64_t two_pass_scratch_bytes(int64_t units, int64_t n) { return cut(units, n).count * n * int64_t{sizeof(uint32_t)}; }
 
 cudaError_t partition_two_pass(const PartitionProblem& problem, Element element, uint32_t seed, const void* d_x,
                                int32_t* d_positions, void* d_values, int32_t* d_counts, void* d_scratch,
                                cudaStream_t stream) {
-  const TwoPassParams params = {problem,  cut(problem.units, problem.n),       seed, d_x, d_positions, d_values,
+  const TwoPassParams params = {problem,  cut(problem.units, problem.n),    seed, d_x, d_positions, d_values,
                                 d_counts, static_cast<uint32_t*>(d_scratch)};
   return visit_bits(element, [&](auto bits) { return launch_all<decltype(bits)>(params, stream); });
 }

@@ -41,7 +41,13 @@ cudaError_t make_directory(const uint32_t* d_bitmaps, int64_t count, int64_t wor
   const int64_t chunks = ceil_div(groups, kGroupsPerChunk);
   const int64_t state_bytes = directory_state_bytes(count, words);
   uint32_t* const scratch = static_cast<uint32_t*>(d_scratch);
-  *directory = {d_bitmaps, count,   words, groups, chunks, scratch, scratch + kTicketBytes / kStateBytes,
+  *directory = {d_bitmaps,
+                count,
+                words,
+                groups,
+                chunks,
+                scratch,
+                scratch + kTicketBytes / kStateBytes,
                 scratch + state_bytes / kStateBytes};
   ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_scratch, 0, state_bytes, stream));
   SharedArena arena = SharedArena::for_measuring();

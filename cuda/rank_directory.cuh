@@ -19,7 +19,7 @@ struct DirectoryParams {
   int64_t count;
   int64_t words;
   int64_t groups;
-  int64_t chunks;       // of one bitmap
+  int64_t chunks;  // of one bitmap
   uint32_t* ticket;
   uint32_t* states;     // [count, chunks]
   uint32_t* directory;  // [count, groups]

@@ -26,8 +26,8 @@ ZEN_HOST_DEVICE int lanes_per_row(int64_t items) {
   return lanes;
 }
 
-// Sets bit r of `words` for each of the `count` rows from `rows` on that holds a non-zero. The lanes of a warp share one
-// or several rows, 16 bytes each where the address allows it, and a ballot ORs what they saw. The words are zero
+// Sets bit r of `words` for each of the `count` rows from `rows` on that holds a non-zero. The lanes of a warp share
+// one or several rows, 16 bytes each where the address allows it, and a ballot ORs what they saw. The words are zero
 // before; a barrier must follow.
 template <typename Bits>
 __device__ void mark_nonzero_rows(const Bits* rows, int64_t count, int64_t width, uint32_t* words) {
@@ -92,7 +92,8 @@ __device__ void zero_row(Bits* to, int64_t width, int lane, int lanes) {
 // Writes the offsets of a bitmap's set bits in order. Thread j holds word j and the number of set bits before it.
 __device__ inline void expand_word(uint32_t word, uint32_t rank, uint16_t* offsets) {
   const int first = static_cast<int>(threadIdx.x) * static_cast<int>(kBitsPerWord);
-  for (; word != 0; word &= word - 1) offsets[rank++] = static_cast<uint16_t>(first + __ffs(static_cast<int>(word)) - 1);
+  for (; word != 0; word &= word - 1)
+    offsets[rank++] = static_cast<uint16_t>(first + __ffs(static_cast<int>(word)) - 1);
 }
 
 }  // namespace zen::cuda

@@ -11,7 +11,9 @@ namespace zen::cuda {
 
 constexpr int kVectorBytes = 16;
 
-ZEN_HOST_DEVICE bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0; }
+ZEN_HOST_DEVICE bool is_aligned(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0;
+}
 
 template <typename Bits>
 struct Vector {

@@ -48,9 +48,9 @@ ffi::Error partition_handler(cudaStream_t stream, ffi::AnyBuffer x, Result posit
   const int64_t bytes = cuda::partition_scratch_bytes(problem->units, problem->width, ffi::ByteWidth(x.element_type()),
                                                       problem->n, problem->capacity);
   if (ffi::Error error = check_scratch("zen_partition", *scratch, problem->batch, bytes); error.failure()) return error;
-  return status("zen_partition", cuda::partition(*problem, element(x), seed, x.untyped_data(),
-                                                 data<int32_t>(*positions), values->untyped_data(),
-                                                 data<int32_t>(*counts), scratch->untyped_data(), stream));
+  return status("zen_partition",
+                cuda::partition(*problem, element(x), seed, x.untyped_data(), data<int32_t>(*positions),
+                                values->untyped_data(), data<int32_t>(*counts), scratch->untyped_data(), stream));
 }
 
 ffi::Error aggregate_handler(cudaStream_t stream, ffi::AnyBuffer positions, ffi::AnyBuffer values,
@@ -58,9 +58,9 @@ ffi::Error aggregate_handler(cudaStream_t stream, ffi::AnyBuffer positions, ffi:
   const auto problem = check_aggregate(positions, values, counts, divisor, *shard);
   if (problem.has_error()) return problem.error();
   if (ffi::Error error = check_scratch("zen_aggregate", *scratch, problem->batch, 0); error.failure()) return error;
-  return status("zen_aggregate", cuda::aggregate(*problem, element(values), divisor, data<const int32_t>(positions),
-                                                 values.untyped_data(), data<const int32_t>(counts),
-                                                 shard->untyped_data(), stream));
+  return status("zen_aggregate",
+                cuda::aggregate(*problem, element(values), divisor, data<const int32_t>(positions),
+                                values.untyped_data(), data<const int32_t>(counts), shard->untyped_data(), stream));
 }
 
 ffi::Error encode_handler(cudaStream_t stream, ffi::AnyBuffer shard, Result words, Result values, Result count,
@@ -72,19 +72,18 @@ ffi::Error encode_handler(cudaStream_t stream, ffi::AnyBuffer shard, Result word
   if (ffi::Error error = check_scratch("zen_hash_bitmap_encode", *scratch, problem->batch, bytes); error.failure()) {
     return error;
   }
-  return status("zen_hash_bitmap_encode",
-                cuda::hash_bitmap_encode(*problem, element(shard), shard.untyped_data(), data<uint32_t>(*words),
-                                         values->untyped_data(), data<int32_t>(*count), scratch->untyped_data(),
-                                         stream));
+  return status(
+      "zen_hash_bitmap_encode",
+      cuda::hash_bitmap_encode(*problem, element(shard), shard.untyped_data(), data<uint32_t>(*words),
+                               values->untyped_data(), data<int32_t>(*count), scratch->untyped_data(), stream));
 }
 
 ffi::Error decode_handler(cudaStream_t stream, ffi::AnyBuffer words, ffi::AnyBuffer values, Result out, Result scratch,
                           uint32_t seed) {
   const auto problem = check_decode(words, values, *out);
   if (problem.has_error()) return problem.error();
-  const int64_t bytes = cuda::decode_scratch_bytes(problem->units, problem->width,
-                                                   ffi::ByteWidth(values.element_type()), problem->n,
-                                                   problem->capacity);
+  const int64_t bytes = cuda::decode_scratch_bytes(
+      problem->units, problem->width, ffi::ByteWidth(values.element_type()), problem->n, problem->capacity);
   if (ffi::Error error = check_scratch("zen_hash_bitmap_decode", *scratch, problem->batch, bytes); error.failure()) {
     return error;
   }

@@ -27,8 +27,8 @@ struct Warp {
 // A piece of memory whose end touches a page that may not be accessed.
 struct GuardedMemory {
   explicit GuardedMemory(size_t bytes) : mapped((bytes + kPage - 1) / kPage * kPage + kPage) {
-    base = static_cast<unsigned char*>(
-        mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    base =
+        static_cast<unsigned char*>(mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     if (base == MAP_FAILED) std::abort();
     mprotect(base + mapped - kPage, kPage, PROT_NONE);
     data = base + mapped - kPage - (bytes + 15) / 16 * 16;
@@ -66,8 +66,12 @@ std::unique_ptr<GuardedMemory> take_stacks(unsigned threads) {
 
 struct Block {
   Block(unsigned index, unsigned thread_count, size_t shared_bytes)
-      : index(index), live(thread_count), threads(thread_count), warps((thread_count + kLanes - 1) / kLanes),
-        shared(shared_bytes), stacks(take_stacks(thread_count)) {
+      : index(index),
+        live(thread_count),
+        threads(thread_count),
+        warps((thread_count + kLanes - 1) / kLanes),
+        shared(shared_bytes),
+        stacks(take_stacks(thread_count)) {
     std::memset(shared.data, 0xa5, (shared_bytes + 15) / 16 * 16);
     for (unsigned i = 0; i < thread_count; ++i) {
       threads[i].block = this;

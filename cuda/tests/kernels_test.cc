@@ -1,79 +1,20 @@
 // Runs the CUDA kernels' own source on the host, under random schedules, against direct oracles.
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <map>
-#include <random>
-#include <set>
-#include <string>
 #include <vector>
 
-#include "cuda/aggregate.h"
 #include "cuda/common/bits.h"
 #include "cuda/common/divide.h"
 #include "cuda/emulation/cuda_runtime.h"
 #include "cuda/hash_bitmap_decode.h"
 #include "cuda/hash_bitmap_encode.h"
-#include "cuda/hierarchical_hash.h"
 #include "cuda/partition.h"
+#include "cuda/tests/harness.h"
+#include "cuda/tests/sum_and_hash_cases.h"
 
 namespace zen::cuda {
 namespace {
-
-#define CHECK(condition, ...)                                                  \
-  do {                                                                         \
-    if (!(condition)) {                                                        \
-      std::fprintf(stderr, "%s:%d: %s fails; ", __FILE__, __LINE__, #condition); \
-      std::fprintf(stderr, __VA_ARGS__);                                       \
-      std::fprintf(stderr, "\n");                                              \
-      std::exit(1);                                                            \
-    }                                                                          \
-  } while (0)
-
-std::mt19937_64 rng(7);
-
-int64_t pick(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(rng); }
-double uniform() { return std::uniform_real_distribution<double>(0, 1)(rng); }
-
-// "Device" memory: it ends at a page that may not be accessed, but for the padding to 16 bytes, and what surrounds it is
-// checked for stray writes.
-template <typename T>
-class Buffer {
- public:
-  explicit Buffer(int64_t size, T fill = T{}) : size_(size) {
-    const size_t bytes = (size * sizeof(T) + 15) / 16 * 16;
-    mapped_ = (bytes + 4095) / 4096 * 4096 + 8192;
-    base_ = static_cast<unsigned char*>(mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    mprotect(base_ + mapped_ - 4096, 4096, PROT_NONE);
-    mprotect(base_, 4096, PROT_NONE);
-    data_ = reinterpret_cast<T*>(base_ + mapped_ - 4096 - bytes);
-    std::memset(base_ + 4096, kCanary, mapped_ - 8192);
-    std::fill(data_, data_ + size, fill);
-  }
-  ~Buffer() {
-    for (unsigned char* p = base_ + 4096; p < reinterpret_cast<unsigned char*>(data_); ++p) CHECK(*p == kCanary, "write before a buffer");
-    for (unsigned char* p = reinterpret_cast<unsigned char*>(data_ + size_); p < base_ + mapped_ - 4096; ++p) {
-      CHECK(*p == kCanary, "write after a buffer");
-    }
-    munmap(base_, mapped_);
-  }
-  Buffer(const Buffer&) = delete;
-
-  T* data() { return data_; }
-  T& operator[](int64_t i) { return data_[i]; }
-  int64_t size() const { return size_; }
-
- private:
-  static constexpr unsigned char kCanary = 0x5c;
-  int64_t size_;
-  size_t mapped_;
-  unsigned char* base_;
-  T* data_;
-};
 
 template <typename Bits>
 constexpr Bits kUnwritten = static_cast<Bits>(0x7ad57ad57ad57ad5);
@@ -113,24 +54,31 @@ bool row_is_nonzero(const Bits* row, int64_t width) {
 
 template <typename Bits>
 Element element_of() {
-  return sizeof(Bits) == 2 ? (pick(0, 1) ? Element::kFloat16 : Element::kBfloat16)
-         : sizeof(Bits) == 4 ? Element::kFloat32 : Element::kFloat64;
+  return sizeof(Bits) == 2   ? (pick(0, 1) ? Element::kFloat16 : Element::kBfloat16)
+         : sizeof(Bits) == 4 ? Element::kFloat32
+                             : Element::kFloat64;
 }
 
-Buffer<uint32_t> make_scratch(int64_t batch, int64_t bytes) { return Buffer<uint32_t>((batch * bytes + 3) / 4, 0xdeadbeef); }
+Buffer<uint32_t> make_scratch(int64_t batch, int64_t bytes) {
+  return Buffer<uint32_t>((batch * bytes + 3) / 4, 0xdeadbeef);
+}
 
 template <typename Bits>
 void test_partition(const PartitionProblem& p, double density, uint32_t seed) {
   char name[200];
-  std::snprintf(name, sizeof(name), "partition of %zu-byte elements: batch %ld units %ld width %ld n %ld capacity %ld density %g seed %u",
+  std::snprintf(name, sizeof(name),
+                "partition of %zu-byte elements: batch %ld units %ld width %ld n %ld capacity %ld density %g seed %u",
                 sizeof(Bits), long(p.batch), long(p.units), long(p.width), long(p.n), long(p.capacity), density, seed);
   Buffer<Bits> x(p.batch * p.units * p.width);
   fill(&x, p.width, density);
   Buffer<int32_t> positions(p.batch * p.n * p.capacity, -7);
   Buffer<Bits> values(p.batch * p.n * p.capacity * p.width, kUnwritten<Bits>);
   Buffer<int32_t> counts(p.batch * p.n, -7);
-  Buffer<uint32_t> scratch = make_scratch(p.batch, partition_scratch_bytes(p.units, p.width, sizeof(Bits), p.n, p.capacity));
-  CHECK(partition(p, element_of<Bits>(), seed, x.data(), positions.data(), values.data(), counts.data(), scratch.data(), nullptr) == cudaSuccess, "%s", name);
+  Buffer<uint32_t> scratch =
+      make_scratch(p.batch, partition_scratch_bytes(p.units, p.width, sizeof(Bits), p.n, p.capacity));
+  CHECK(partition(p, element_of<Bits>(), seed, x.data(), positions.data(), values.data(), counts.data(), scratch.data(),
+                  nullptr) == cudaSuccess,
+        "%s", name);
 
   std::vector<int32_t> expected_counts(p.batch * p.n);
   std::vector<int32_t> expected_positions(p.batch * p.n * p.capacity, -7);
@@ -156,15 +104,17 @@ template <typename Bits>
 void test_encode(EncodeProblem p, double density) {
   p.words = bitmap_words(p.size);
   char name[200];
-  std::snprintf(name, sizeof(name), "encode of %zu-byte elements: batch %ld size %ld width %ld capacity %ld density %g", sizeof(Bits),
-                long(p.batch), long(p.size), long(p.width), long(p.capacity), density);
+  std::snprintf(name, sizeof(name), "encode of %zu-byte elements: batch %ld size %ld width %ld capacity %ld density %g",
+                sizeof(Bits), long(p.batch), long(p.size), long(p.width), long(p.capacity), density);
   Buffer<Bits> shard(p.batch * p.size * p.width);
   fill(&shard, p.width, density);
   Buffer<uint32_t> words(p.batch * p.words, 0xabababab);
   Buffer<Bits> values(p.batch * p.capacity * p.width, kUnwritten<Bits>);
   Buffer<int32_t> count(p.batch, -7);
   Buffer<uint32_t> scratch = make_scratch(p.batch, encode_scratch_bytes(p.size, p.width, sizeof(Bits), p.capacity));
-  CHECK(hash_bitmap_encode(p, element_of<Bits>(), shard.data(), words.data(), values.data(), count.data(), scratch.data(), nullptr) == cudaSuccess, "%s", name);
+  CHECK(hash_bitmap_encode(p, element_of<Bits>(), shard.data(), words.data(), values.data(), count.data(),
+                           scratch.data(), nullptr) == cudaSuccess,
+        "%s", name);
 
   for (int64_t b = 0; b < p.batch; ++b) {
     std::vector<uint32_t> expected_words(p.words);
@@ -174,12 +124,14 @@ void test_encode(EncodeProblem p, double density) {
       const Bits* const row = shard.data() + (b * p.size + t) * p.width;
       if (!row_is_nonzero(row, p.width)) continue;
       expected_words[t / 32] |= 1u << (t % 32);
-      if (expected_count < p.capacity) std::copy(row, row + p.width, expected_values.begin() + expected_count * p.width);
+      if (expected_count < p.capacity)
+        std::copy(row, row + p.width, expected_values.begin() + expected_count * p.width);
       ++expected_count;
     }
     CHECK(count[b] == expected_count, "count %d, expected %d, of %s", count[b], expected_count, name);
     CHECK(std::equal(expected_words.begin(), expected_words.end(), words.data() + b * p.words), "words of %s", name);
-    CHECK(std::equal(expected_values.begin(), expected_values.end(), values.data() + b * p.capacity * p.width), "values of %s", name);
+    CHECK(std::equal(expected_values.begin(), expected_values.end(), values.data() + b * p.capacity * p.width),
+          "values of %s", name);
   }
 }
 
@@ -188,7 +140,8 @@ void test_decode(DecodeProblem p, double density, uint32_t seed) {
   const int64_t size = ceil_div(p.units, p.n);
   p.words = bitmap_words(size);
   char name[200];
-  std::snprintf(name, sizeof(name), "decode of %zu-byte elements: batch %ld units %ld width %ld n %ld capacity %ld density %g seed %u",
+  std::snprintf(name, sizeof(name),
+                "decode of %zu-byte elements: batch %ld units %ld width %ld n %ld capacity %ld density %g seed %u",
                 sizeof(Bits), long(p.batch), long(p.units), long(p.width), long(p.n), long(p.capacity), density, seed);
   Buffer<uint32_t> words(p.batch * p.n * p.words);
   Buffer<Bits> values(p.batch * p.n * p.capacity * p.width);
@@ -202,8 +155,11 @@ void test_decode(DecodeProblem p, double density, uint32_t seed) {
     }
   }
   Buffer<Bits> out(p.batch * p.units * p.width, kUnwritten<Bits>);
-  Buffer<uint32_t> scratch = make_scratch(p.batch, decode_scratch_bytes(p.units, p.width, sizeof(Bits), p.n, p.capacity));
-  CHECK(hash_bitmap_decode(p, element_of<Bits>(), seed, words.data(), values.data(), out.data(), scratch.data(), nullptr) == cudaSuccess, "%s", name);
+  Buffer<uint32_t> scratch =
+      make_scratch(p.batch, decode_scratch_bytes(p.units, p.width, sizeof(Bits), p.n, p.capacity));
+  CHECK(hash_bitmap_decode(p, element_of<Bits>(), seed, words.data(), values.data(), out.data(), scratch.data(),
+                           nullptr) == cudaSuccess,
+        "%s", name);
 
   std::vector<Bits> expected(out.size());
   for (int64_t bucket = 0; bucket < p.batch * p.n; ++bucket) {
@@ -220,119 +176,6 @@ void test_decode(DecodeProblem p, double density, uint32_t seed) {
     }
   }
   CHECK(std::equal(expected.begin(), expected.end(), out.data()), "%s", name);
-}
-
-// Stored values are small integers, halves and infinities, so float64 arithmetic is exact up to the last rounding.
-template <typename T>
-struct Stored {
-  static T make(double x) { return static_cast<T>(x); }
-  static double read(T x) { return static_cast<double>(x); }
-};
-struct Bf16 {
-  uint16_t bits;
-};
-template <>
-struct Stored<Bf16> {
-  static Bf16 make(double x) {
-    const float f = static_cast<float>(x);
-    uint32_t bits;
-    std::memcpy(&bits, &f, 4);
-    return {static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
-  }
-  static double read(Bf16 x) {
-    const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-    float f;
-    std::memcpy(&f, &bits, 4);
-    return f;
-  }
-};
-
-template <typename T, typename Sum>
-void test_aggregate(const AggregateProblem& p, Element element, double density, int64_t divisor) {
-  char name[200];
-  std::snprintf(name, sizeof(name), "aggregate of element %d: batch %ld n %ld capacity %ld width %ld size %ld density %g divisor %ld", int(element),
-                long(p.batch), long(p.n), long(p.capacity), long(p.width), long(p.size), density, long(divisor));
-  Buffer<int32_t> positions(p.batch * p.n * p.capacity, -7);
-  Buffer<T> values(p.batch * p.n * p.capacity * p.width);
-  Buffer<int32_t> counts(p.batch * p.n);
-  std::vector<Sum> sums(p.batch * p.size * p.width, Sum{0});
-  const int64_t stray = pick(0, 3) == 0 ? pick(1, 9) : 0;  // positions beyond the shard
-  for (int64_t bucket = 0; bucket < p.batch * p.n; ++bucket) {
-    int64_t count = 0;
-    for (int64_t t = -stray; t < p.size + stray; ++t) {
-      if (uniform() >= density) continue;
-      if (count < p.capacity) {
-        const int64_t at = bucket * p.capacity + count;
-        positions[at] = static_cast<int32_t>(t);
-        for (int64_t i = 0; i < p.width; ++i) {
-          const T value = Stored<T>::make(std::ldexp(double(pick(-900, 900)), int(pick(-6, 3))));
-          values[at * p.width + i] = value;
-          if (t >= 0 && t < p.size) sums[(bucket / p.n * p.size + t) * p.width + i] += static_cast<Sum>(Stored<T>::read(value));
-        }
-      }
-      ++count;
-    }
-    counts[bucket] = static_cast<int32_t>(count);
-  }
-  Buffer<T> shard(p.batch * p.size * p.width);
-  CHECK(aggregate(p, element, divisor, positions.data(), values.data(), counts.data(), shard.data(), nullptr) == cudaSuccess, "%s", name);
-  for (int64_t i = 0; i < shard.size(); ++i) {
-    const T expected = Stored<T>::make(divisor == 1 ? sums[i] : sums[i] * (Sum{1} / static_cast<Sum>(divisor)));
-    CHECK(std::memcmp(&shard[i], &expected, sizeof(T)) == 0, "%g, expected %g, at %ld of %s", Stored<T>::read(shard[i]),
-          Stored<T>::read(expected), long(i), name);
-  }
-}
-
-void test_hierarchical_hash(const HierarchicalHashProblem& p, uint32_t seed) {
-  char name[200];
-  std::snprintf(name, sizeof(name), "hierarchical_hash: batch %ld indices %ld n %ld r1 %ld r2 %ld k %ld", long(p.batch), long(p.indices),
-                long(p.n), long(p.r1), long(p.r2), long(p.k));
-  Buffer<int32_t> indices(p.batch * p.indices);
-  Buffer<uint32_t> memory(p.batch * p.n * (p.r1 + p.r2), 3);
-  Buffer<int32_t> counts(p.batch * p.n, -7), overflow(p.batch, -7);
-  for (int64_t b = 0; b < p.batch; ++b) {
-    std::set<uint32_t> distinct;
-    while (int64_t(distinct.size()) < p.indices) distinct.insert(static_cast<uint32_t>(pick(0, 4 * p.indices)));
-    std::vector<uint32_t> shuffled(distinct.begin(), distinct.end());
-    std::shuffle(shuffled.begin(), shuffled.end(), rng);
-    for (int64_t i = 0; i < p.indices; ++i) indices[b * p.indices + i] = pick(0, 9) ? static_cast<int32_t>(shuffled[i]) : -1;
-  }
-  CHECK(hierarchical_hash(p, seed, indices.data(), memory.data(), counts.data(), overflow.data(), nullptr) == cudaSuccess, "%s", name);
-  for (int64_t b = 0; b < p.batch; ++b) {
-    std::map<uint32_t, int64_t> home;
-    std::vector<int32_t> expected_counts(p.n);
-    for (int64_t i = 0; i < p.indices; ++i) {
-      const uint32_t index = static_cast<uint32_t>(indices[b * p.indices + i]);
-      if (index == kEmptySlot) continue;
-      home[index] = zen::hierarchical_hash(index, 0, p.n, seed);
-      ++expected_counts[home[index]];
-    }
-    CHECK(std::equal(expected_counts.begin(), expected_counts.end(), counts.data() + b * p.n), "counts of %s", name);
-    int64_t lost = static_cast<int64_t>(home.size());
-    int64_t surely_lost = 0;
-    for (int64_t q = 0; q < p.n; ++q) {
-      const uint32_t* const slots = memory.data() + (b * p.n + q) * (p.r1 + p.r2);
-      bool serial_ended = false;
-      for (int64_t i = 0; i < p.r1 + p.r2; ++i) {
-        if (slots[i] == kEmptySlot) {
-          serial_ended |= i >= p.r1;
-          continue;
-        }
-        CHECK(i < p.r1 || !serial_ended, "a hole in the serial slots of %s", name);
-        const auto found = home.find(slots[i]);
-        CHECK(found != home.end() && found->second == q, "index %u in partition %ld of %s", slots[i], long(q), name);
-        if (i < p.r1) {
-          bool hashed = false;
-          for (int64_t h = 1; h <= p.k; ++h) hashed |= zen::hierarchical_hash(slots[i], h, p.r1, seed) == i;
-          CHECK(hashed, "slot %ld of %s", long(i), name);
-        }
-        home.erase(found);
-        --lost;
-      }
-      surely_lost += std::max<int64_t>(0, expected_counts[q] - p.r1 - p.r2);
-    }
-    CHECK(overflow[b] == lost && lost >= surely_lost, "overflow %d, missing %ld, of %s", overflow[b], long(lost), name);
-  }
 }
 
 void test_small_divisor() {
@@ -365,7 +208,8 @@ double random_density() {
 }
 
 int64_t random_servers() {
-  const int64_t choices[] = {1, 2, 3, 4, 7, 8, 16, 31, 32, 33, 64, 100, 128, 255, 511, 512, 513, 1000, 1024, 1025, 3001, 65535};
+  const int64_t choices[] = {1,   2,   3,   4,   7,   8,   16,   31,   32,   33,   64,
+                             100, 128, 255, 511, 512, 513, 1000, 1024, 1025, 3001, 65535};
   return choices[pick(0, 21)];
 }
 
@@ -385,11 +229,13 @@ void random_cases() {
   const int64_t width = random_width();
   const int64_t rows = random_units(std::max<int64_t>(8, 65536 / (width * sizeof(Bits)))) / batch;
   test_partition<Bits>({batch, units, 1, n, capacity}, random_density(), seed);
-  test_partition<Bits>({batch, rows, width, n, std::min<int64_t>(capacity, 50000 / (n * width) + 2)}, random_density(), seed);
+  test_partition<Bits>({batch, rows, width, n, std::min<int64_t>(capacity, 50000 / (n * width) + 2)}, random_density(),
+                       seed);
   test_encode<Bits>({batch, units, 1, 0, pick(0, 1) ? units + 1 : pick(1, 3000)}, random_density());
   test_encode<Bits>({batch, rows, width, 0, pick(0, 1) ? rows + 1 : pick(1, 90)}, random_density());
   test_decode<Bits>({batch, units, 1, n, 0, capacity}, random_density(), seed);
-  test_decode<Bits>({batch, rows, width, n, 0, std::min<int64_t>(capacity, 50000 / (n * width) + 2)}, random_density(), seed);
+  test_decode<Bits>({batch, rows, width, n, 0, std::min<int64_t>(capacity, 50000 / (n * width) + 2)}, random_density(),
+                    seed);
 }
 
 void random_sums() {
@@ -407,8 +253,9 @@ void random_sums() {
   const int64_t indices = pick(0, 2000);
   const int64_t partitions = pick(1, 9);
   const int64_t r1 = pick(0, 2 * indices / partitions);
-  test_hierarchical_hash({pick(1, 2), indices, partitions, r1, pick(0, 1) ? indices : pick(0, indices / 10), pick(0, 4)},
-                         static_cast<uint32_t>(rng()));
+  test_hierarchical_hash(
+      {pick(1, 2), indices, partitions, r1, pick(0, 1) ? indices : pick(0, indices / 10), pick(0, 4)},
+      static_cast<uint32_t>(rng()));
 }
 
 }  // namespace
