@@ -1,0 +1,58 @@
+# `make help` lists what there is. Everything goes into .venv and build/, which `make clean` removes.
+PYTHON ?= python3
+VENV ?= .venv
+# A file with pip constraints, for example to pin jax.
+CONSTRAINTS ?=
+JOBS ?= 2
+
+# Tools that the virtual environment brings: cmake, ninja, ruff, pytest.
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(addprefix --constraint ,$(CONSTRAINTS))
+INSTALLED := $(VENV)/.installed
+NATIVE := $(wildcard CMakeLists.txt cmake/* cuda/*.* cuda/common/* xla_ffi/*.* xla_ffi/cpu/*)
+ARGS ?=
+
+.PHONY: help demo test unit-test sanitize lint bazel bench setup clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+	@echo 'Variables: PYTHON (interpreter to use), VENV, CONSTRAINTS (file for pip), ARGS (passed on by demo and test).'
+
+demo: $(INSTALLED)  ## train a language model on 8 workers, zen beside dense
+	$(VENV)/bin/python -m examples.lm.main $(ARGS)
+
+test: $(INSTALLED) unit-test  ## every test: C++, Python, doctests
+	$(VENV)/bin/python -m pytest -n $(JOBS) $(ARGS)
+
+unit-test: $(INSTALLED)  ## the C++ unit tests alone
+	@if command -v "$${CXX:-c++}" >/dev/null; then scripts/unit_tests.sh build/tests; \
+	else echo "No C++ compiler: the C++ unit tests are left out"; fi
+
+sanitize: $(INSTALLED)  ## the C++ unit tests under the address and undefined behaviour sanitizers
+	scripts/unit_tests.sh build/sanitize -DZEN_SANITIZE=ON
+
+lint: $(INSTALLED)  ## ruff
+	ruff check .
+
+bazel: $(INSTALLED)  ## build and test with Bazel, without network
+	$(PIP) pybind11
+	bazel build //...
+	bazel test //...
+
+bench: $(INSTALLED)  ## time the kernels against their floors
+	$(VENV)/bin/python -m benchmarks.kernels $(ARGS)
+
+setup: $(INSTALLED)  ## the virtual environment with everything that the others need
+
+$(VENV)/bin/python:
+	scripts/venv.sh $(PYTHON) $(VENV)
+
+$(INSTALLED): $(VENV)/bin/python pyproject.toml $(NATIVE)
+	@echo "Installing zen_jax and what it needs into $(VENV); the first time takes some minutes"
+	$(PIP) cmake ninja ruff
+	$(PIP) --editable '.[examples,test]'
+	@$(VENV)/bin/python -c 'import zen_jax; print("zen_jax on the CPU:", zen_jax.backend_info()["cpu"])'
+	@touch $@
+
+clean:  ## remove .venv, build outputs and caches
+	rm -rf $(VENV) build dist runs .pytest_cache .ruff_cache .hypothesis bazel-*

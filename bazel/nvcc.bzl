@@ -1,0 +1,20 @@
+"""CUDA sources compiled by a genrule that runs nvcc."""
+
+load("@cuda//:nvcc.bzl", "NVCC", "TAGS")
+
+_ARCHITECTURES = [
+    "-gencode=arch=compute_80,code=sm_80",
+    "-gencode=arch=compute_90,code=[sm_90,compute_90]",
+]
+
+def cuda_object(name, source, headers):
+    """Compiles one .cu file into one object, for sm_80, sm_90 and as PTX for what comes later."""
+    native.genrule(
+        name = name,
+        srcs = [source] + headers,
+        outs = [source[:-len(".cu")] + ".cu.o"],
+        cmd = " ".join([NVCC, "-c -O3 -std=c++17 -I. -Xcompiler=-fPIC,-fvisibility=hidden"] +
+                       ["'%s'" % flag for flag in _ARCHITECTURES] +
+                       ["$(location %s) -o $@" % source]),
+        tags = TAGS,
+    )

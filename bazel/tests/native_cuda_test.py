@@ -1,0 +1,10 @@
+"""The CUDA module that Bazel built loads and registers, also with a jaxlib for CPUs alone."""
+
+import native_module
+
+module = native_module.load("_native_cuda")
+
+import zen_jax  # noqa: E402
+
+assert zen_jax.backend_info()["cuda"].startswith("custom calls"), zen_jax.backend_info()
+assert module.partition_scratch_bytes(1 << 20, 1, 4, 8, 1 << 16) > 0
