@@ -20,10 +20,6 @@ hypothesis.settings.register_profile("zen", deadline=None, derandomize=True, max
 hypothesis.settings.load_profile("zen")
 
 
-def pytest_configure(config):
-    config.addinivalue_line("filterwarnings", "error")
-
-
 @pytest.fixture(autouse=True)
 def strict(request):
     """No implicit broadcasting across ranks or promotion across dtypes. `promoting` modules use libraries that need it."""

@@ -136,13 +136,15 @@ def test_dtypes_and_special_values(dtype, scheme):
                 check("vmap", n, stack, expected, name, same, scheme=scheme, op=op)
             stack = sparse(np.random.default_rng(0), n, shape, 0.4, kind, integers=False)
             expected = oracle.ordered_sum(stack, divisor)
-            same = assert_same_bits if scheme in ORDERED or kind().itemsize == 2 else assert_close_or_special
+            narrow = np.dtype(kind).itemsize == 2
+            same = assert_same_bits if scheme in ORDERED or narrow else assert_close_or_special
             check("vmap", n, stack, expected, "random", same, scheme=scheme, op=op)
 
 
 def assert_close_or_special(actual, expected, message=""):
-    eps = np.finfo(actual.dtype).eps if actual.dtype.itemsize > 2 else 0
-    np.testing.assert_allclose(actual.astype(np.float64), expected.astype(np.float64), 8 * eps, 8 * eps, err_msg=message)
+    """Equal up to the order of summation; 16-bit floats have one order under every scheme."""
+    eps = 8 * float(np.finfo(actual.dtype).eps) if actual.dtype.itemsize > 2 else 0
+    np.testing.assert_allclose(actual.astype(np.float64), expected.astype(np.float64), eps, eps, err_msg=message)
 
 
 def assert_same_but_subnormals(actual, expected, message=""):
@@ -198,16 +200,18 @@ def test_result_counts_as_replicated():
         assert float(info.bytes_dense) > 0
 
 
-def test_several_axes():
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_several_axes(check_vma):
     """A tuple of axes is one axis whose workers are numbered in row-major order, as for psum."""
     stack = structured(6, (31, 4), integers=False)["sparse rows"]
-    grid = stack.reshape(2, 3, 31, 4)
+    axes = ("hosts", "cores")
+    mesh = jax.make_mesh((2, 3), axes, axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:6])
+    spec = jax.sharding.PartitionSpec(axes)
     for scheme in ORDERED:
-        worker = lambda x, scheme=scheme: zen.all_reduce(x, ("hosts", "cores"), scheme=scheme, op="sum")  # noqa: E731
-        reduced = jax.jit(jax.vmap(jax.vmap(worker, axis_name="cores"), axis_name="hosts"))(grid)
-        for host in range(2):
-            for core in range(3):
-                assert_same_bits(reduced[host, core], oracle.ordered_sum(stack), scheme)
+        worker = lambda x, scheme=scheme: zen.all_reduce(x[0], axes, scheme=scheme, op="sum")[None]  # noqa: E731
+        mapped = jax.shard_map(worker, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma)
+        for result in np.asarray(jax.jit(mapped)(stack)):
+            assert_same_bits(result, oracle.ordered_sum(stack), scheme)
 
 
 def test_another_batch_axis():
@@ -245,25 +249,42 @@ def _fullest(stack, seed=0):
     return nonzero, push, pull
 
 
-@pytest.mark.parametrize("n", [2, 4, 8])
-@pytest.mark.parametrize("width", [1, 32])
-@pytest.mark.parametrize("density", [0.002, 0.01, 0.05, 0.2])
-def test_bytes_near_exact_messages(density, width, n):
+def _moved(info):
+    return info.bytes_pushed + info.bytes_pulled
+
+
+@pytest.mark.parametrize("n", [2, 8])
+@pytest.mark.parametrize("shape", [(1_000_000,), (60_000, 16)])
+def test_bytes_near_exact_messages(shape, n):
     """At most 1.15 times exact-sized Balanced Parallelism with capacities from the data, 1.35 times by default."""
-    units = 120_000 if width == 1 else 12_000
-    stack = sparse(np.random.default_rng(0), n, (units, width)[: 1 + (width > 1)], density)
-    exact = oracle.balanced_parallelism_bytes(stack, width)
+    width = shape[1] if len(shape) > 1 else 1
+    options = {"scheme": "zen", "unit": "row"}
+    for density in (0.013, 0.05, 0.2):
+        stack = sparse(np.random.default_rng(0), n, shape, density)
+        exact = oracle.balanced_parallelism_bytes(stack, width)
+        default = _info(n, stack, **options)
+        assert 0.95 * exact <= _moved(default) <= 1.35 * exact, f"density {density}"
+        if density == 0.05:
+            _, push, pull = _fullest(stack)
+            given = _info(n, stack, capacity=(int(push.max()), int(pull.max())), **options)
+            assert 0.95 * exact <= _moved(given) <= 1.15 * exact
+
+
+@pytest.mark.parametrize("n", [2, 8])
+def test_small_messages_stay_small(n):
+    """By default a message has room for 4 KiB of values, which with their indices is less than 9 KiB; a plan needs none."""
+    stack = sparse(np.random.default_rng(0), n, (20_000,), 0.002)
+    exact = oracle.balanced_parallelism_bytes(stack)
     _, push, pull = _fullest(stack)
     options = {"scheme": "zen", "unit": "row"}
+    assert _moved(_info(n, stack, **options)) <= exact + (n - 1) * (9 << 10) + (n - 1) * (5 << 10)
     given = _info(n, stack, capacity=(int(push.max()), int(pull.max())), **options)
-    default = _info(n, stack, **options)
-    assert exact * 0.9 <= given.bytes_pushed + given.bytes_pulled <= 1.15 * exact
-    assert exact * 0.9 <= default.bytes_pushed + default.bytes_pulled <= 1.35 * exact
+    assert _moved(given) <= 1.15 * exact
 
 
 @pytest.mark.parametrize("n", [2, 5])
 def test_info_describes_the_data(n):
-    stack = structured(n, (509,))["sparse rows"]
+    stack = structured(n, (509,), integers=False)["sparse rows"]  # integers could cancel out in the sum
     nonzero, push, pull = _fullest(stack)
     info = _info(n, stack, scheme="zen")
     each = np.maximum(nonzero.sum(axis=1), 1)

@@ -75,12 +75,9 @@ def test_nnx_optimizer_in_the_worker():
     """nnx.Optimizer with zen.synchronize in its chain."""
 
     def train(transform):
-        model = NnxModel(nnx.Rngs(0))
-        optimizer = nnx.Optimizer(model, transform, wrt=nnx.Param)
-        graph, state = nnx.split((model, optimizer))
-
         def worker(tokens):
-            model, optimizer = nnx.merge(graph, state)
+            model = NnxModel(nnx.Rngs(0))
+            optimizer = nnx.Optimizer(model, transform, wrt=nnx.Param)
             gradients = nnx.grad(lambda m: loss_of(m(tokens), tokens))(model)
             optimizer.update(model, gradients)
             return nnx.to_pure_dict(nnx.state(model, nnx.Param))

@@ -80,9 +80,10 @@ def test_none_leaves_and_empty_trees():
     params = {"a": PARAMS["embed"]["table"], "b": None, "c": (None, {})}
     updates, _ = step(transform, gradients, params)
     assert_trees_same(updates, {"a": MEANS["embed"]["table"], "b": None, "c": (None, {})})
-    assert transform.update({}, transform.init({}))[0] == {} or jax.vmap(
-        lambda _: transform.update({}, transform.init({})), axis_name=harness.AXIS
-    )(jnp.zeros(N))[0] == {}
+    worker = lambda _: transform.update({}, transform.init({}))  # noqa: E731
+    updates, state = jax.vmap(worker, axis_name=harness.AXIS)(jnp.zeros(N))
+    assert updates == {}
+    assert optax.tree.get(state, "info") == {}
 
 
 def test_state_is_plain_arrays():
@@ -97,8 +98,8 @@ def test_state_is_plain_arrays():
     info = optax.tree.get(state, "info")
     assert set(info) == {"embed/table", "out/0", "(fused)"}
     assert float(info["embed/table"].density[0]) > 0
-    total = zen.total(list(info.values()))
-    assert float(total.bytes_dense[0]) > float(info["embed/table"].bytes_dense[0])
+    total = zen.total([jax.tree.map(lambda field: field[0], of_leaf) for of_leaf in info.values()])
+    np.testing.assert_allclose(total.bytes_dense, sum(float(of_leaf.bytes_dense[0]) for of_leaf in info.values()), 1e-6)
 
 
 # --- with optax -------------------------------------------------------------------------------------------------

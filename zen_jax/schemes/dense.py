@@ -30,8 +30,9 @@ def dense_ordered(x: Array, axis_name: AxisName, *, op: str) -> Array:
     received = _axis.all_to_all(chunks, axis_name).astype(accumulator_dtype(x.dtype))
     # Unrolled, the sums fuse into one pass over what was received.
     unroll = n <= UNROLLED_WORKERS
-    zeros = jnp.zeros_like(received[0])
-    total = lax.fori_loop(0, n, lambda worker, acc: acc + received[worker], zeros, unroll=unroll)
+    total = lax.fori_loop(1, n, lambda worker, acc: acc + received[worker], received[0], unroll=unroll)
+    # Zeros do not travel in zen, so no sum there is -0.0. XLA would fold an addition of +0 away.
+    total = jnp.where(total == 0, jnp.zeros_like(total), total)
     total = (total * (1 / total.dtype.type(n)) if op == "mean" else total).astype(x.dtype)
     return _axis.all_gather(total, axis_name).reshape(-1)[: x.size].reshape(x.shape)
 

@@ -1,0 +1,104 @@
+"""Which lowering runs: what backend_info says, what the switch does, and every instruction set of the CPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import zen_jax as zen
+
+ROOT = Path(__file__).parents[1]
+TIMEOUT = 300
+
+
+def child(script, *arguments, **environment):
+    """Runs a script of this folder, or code, in a fresh interpreter that inherits nothing of this one's JAX."""
+    command = [sys.executable, *(["-c", script] if "\n" in script else [str(ROOT / "tests" / script)]), *arguments]
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("ZEN_JAX_")}
+    path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH"), *sys.path]))
+    environment = inherited | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path} | environment
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 0, f"{command} failed:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+REPORT = """
+import jax, jax.numpy as jnp, zen_jax as zen
+print(zen.backend_info()["cpu"])
+step = jax.jit(jax.vmap(lambda x: zen.all_reduce(x, "w", scheme="zen", op="sum"), axis_name="w"))
+stack = jnp.zeros((3, 50, 4)).at[:, 7].set(2.0)
+print(step.lower(stack).as_text().count("zen_partition"))
+print(float(step(stack)[0, 7, 0]))
+"""
+
+
+def native():
+    return zen.backend_info()["cpu"].startswith("custom calls")
+
+
+needs_native = pytest.mark.skipif(not native(), reason=f"no native module: {zen.backend_info()['cpu']}")
+
+
+def test_backend_info_names_every_platform():
+    info = zen.backend_info()
+    assert set(info) == {"cpu", "cuda", "tpu"}
+    for line in info.values():
+        assert line.startswith(("custom calls (", "pure JAX ("))
+
+
+def test_switched_off():
+    """With ZEN_JAX_KERNELS=xla no custom call is left, the reason is given, and the result is the same."""
+    line, calls, value = child(REPORT, ZEN_JAX_KERNELS="xla").splitlines()
+    assert line == "pure JAX (ZEN_JAX_KERNELS=xla turns custom calls off)"
+    assert (int(calls), float(value)) == (0, 6)
+
+
+@needs_native
+def test_switched_on():
+    line, calls, value = child(REPORT).splitlines()
+    assert line.startswith("custom calls (")
+    assert int(calls) > 0
+    assert float(value) == 6
+
+
+def test_without_the_native_module():
+    """Where nothing was built, pure JAX carries everything and backend_info says why."""
+    hide = """
+import importlib.abc, sys
+class Hide(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.startswith("zen_jax._native_"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Hide())
+"""
+    line, calls, value = child(hide + REPORT).splitlines()
+    assert line.startswith("pure JAX (zen_jax._native_cpu was not built")
+    assert (int(calls), float(value)) == (0, 6)
+
+
+def test_unknown_switch():
+    code = """
+import zen_jax as zen
+try:
+    zen.backend_info()
+except ValueError as error:
+    print(error)
+"""
+    message = child(code, ZEN_JAX_KERNELS="fast")
+    assert "ZEN_JAX_KERNELS='fast'" in message and "'xla'" in message
+
+
+@needs_native
+@pytest.mark.parametrize("isa", ["avx512", "avx2", "scalar"])
+def test_every_instruction_set(isa):
+    """All kernels against NumPy with each instruction set that this processor has.
+
+    One that it lacks is lowered to the best it has, which the output shows.
+    """
+    best = child("kernels_child.py").split()[0]
+    order = ["scalar", "avx2", "avx512"]
+    used, checked = child("kernels_child.py", ZEN_JAX_CPU_ISA=isa).split()
+    assert used == min(isa, best, key=order.index)
+    assert int(checked) > 100

@@ -1,0 +1,55 @@
+"""Real processes over gloo agree with psum and with each other bit for bit, and never wait for each other for ever."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+TIMEOUT = 240  # a deadlock fails after this; the run takes seconds
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
+
+
+def run_workers(count):
+    address = f"localhost:{free_port()}"
+    path = os.pathsep.join([str(FOLDER), str(FOLDER.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(FOLDER / "worker_process.py"), address, str(count), str(rank)],
+            env=os.environ | {"PYTHONPATH": path, "XLA_FLAGS": ""},  # one device a process
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    deadline = time.monotonic() + TIMEOUT
+    try:
+        outputs = [worker.communicate(timeout=max(1, deadline - time.monotonic()))[0] for worker in workers]
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"{count} processes did not end within {TIMEOUT} s: a collective waits for ever")
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+            worker.stdout.close()
+    for rank, (worker, output) in enumerate(zip(workers, outputs, strict=True)):
+        assert worker.returncode == 0, f"worker {rank} of {count} failed:\n{output}"
+    return [next(line for line in output.splitlines() if line.startswith("digest")) for output in outputs]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_agree(count):
+    digests = run_workers(count)
+    assert len(digests) == count
+    assert len(set(digests)) == 1
