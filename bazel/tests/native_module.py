@@ -1,11 +1,12 @@
 """Loads a native module that Bazel built, and puts it where zen_jax looks for its own."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
 
-RUNFILES = Path(__file__).parents[2]
+RUNFILES = Path(os.environ["TEST_SRCDIR"], os.environ["TEST_WORKSPACE"])
 
 
 def load(name: str) -> ModuleType:
