@@ -2,7 +2,6 @@
 
 import ml_dtypes
 import numpy as np
-
 import oracle
 
 FLOATS = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -51,7 +50,9 @@ def _keep_elements(stack, elements):
 
 def sparse(rng, n, shape, density, dtype=np.float32, integers=True, by_row=True):
     """Random rows (or elements) of the given density, other ones for each worker."""
-    values = rng.integers(1, 9, (n, *shape)) * rng.choice([-1, 1], (n, *shape)) if integers else rng.normal(size=(n, *shape))
+    values = (
+        rng.integers(1, 9, (n, *shape)) * rng.choice([-1, 1], (n, *shape)) if integers else rng.normal(size=(n, *shape))
+    )
     stack = np.asarray(values).astype(dtype)
     keep = rng.random((n, _rows(shape) if by_row else int(np.prod(shape)))) < density
     choose = _keep_rows if by_row else _keep_elements

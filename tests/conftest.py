@@ -22,13 +22,7 @@ hypothesis.settings.load_profile("zen")
 
 @pytest.fixture(autouse=True)
 def strict(request):
-    """No implicit broadcasting across ranks or promotion across dtypes. `promoting` modules use libraries that need it."""
+    """No implicit promotion of ranks or dtypes; the libraries that `promoting` modules use need that of dtypes."""
     promotion = "standard" if request.node.get_closest_marker("promoting") else "strict"
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion(promotion):
-        yield
-
-
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
         yield

@@ -108,7 +108,7 @@ def assert_close(stack, actual, expected, message=""):
 @pytest.mark.parametrize("n", [3, 8])
 @pytest.mark.parametrize("label", OPTIONS)
 def test_options_change_no_bit(label, n):
-    """Unit, hash, seed and capacity decide what travels, never what arrives: not even where there is too little room."""
+    """Unit, hash, seed and capacity decide what travels, never what arrives, even where room lacks."""
     for scheme in ("zen", "auto"):
         for name, stack in structured(n, (31, 4), integers=False).items():
             check("vmap", n, stack, oracle.ordered_sum(stack), name, scheme=scheme, op="sum", **OPTIONS[label])
@@ -162,7 +162,7 @@ def test_negative_zero_counts_as_zero():
 
 
 def test_float16_rounds_once():
-    """2048 + 1 + 1 is 2050 in float32 and 2048 when each step rounds; 65504 + 65504 - 65504 overflows only on the way."""
+    """2048 + 1 + 1 is 2050 in float32 and 2048 when each step rounds; 65504 + 65504 overflows only on the way."""
     stack = np.zeros((3, 31, 4), np.float16)
     stack[:, 3, 1] = [2048, 1, 1]
     stack[:, 30, 3] = [65504, 65504, -65504]
@@ -272,7 +272,7 @@ def test_bytes_near_exact_messages(shape, n):
 
 @pytest.mark.parametrize("n", [2, 8])
 def test_small_messages_stay_small(n):
-    """By default a message has room for 4 KiB of values, which with their indices is less than 9 KiB; a plan needs none."""
+    """By default a message has room for 4 KiB of values, less than 9 KiB with their indices; a plan needs none."""
     stack = sparse(np.random.default_rng(0), n, (20_000,), 0.002)
     exact = oracle.balanced_parallelism_bytes(stack)
     _, push, pull = _fullest(stack)

@@ -67,8 +67,8 @@ def test_has_aux():
     (value, aux), gradients = step(PARAMS, TOKENS, TARGETS)
     (expected_value, _), expected = jax.value_and_grad(loss_and_aux, has_aux=True)(PARAMS, TOKENS, TARGETS)
     assert_close((value, gradients), (expected_value, expected))
-    own = [loss_and_aux(PARAMS, t, y)[1]["largest"] for t, y in zip(np.split(TOKENS, N), np.split(TARGETS, N), strict=True)]
-    assert_close(aux["largest"], np.array(own))
+    shares = zip(np.split(TOKENS, N), np.split(TARGETS, N), strict=True)
+    assert_close(aux["largest"], np.array([loss_and_aux(PARAMS, *share)[1]["largest"] for share in shares]))
 
 
 def test_argnums():

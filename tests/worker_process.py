@@ -1,4 +1,4 @@
-"""One of several processes over gloo: argv is coordinator address, process count, rank. Prints a digest of its results."""
+"""One of several processes over gloo. argv: coordinator address, process count, rank. Prints a digest."""
 
 import hashlib
 import sys
@@ -35,9 +35,7 @@ def main(address, count, rank):
     digest = hashlib.sha256()
     psum = spmd(lambda x: jax.lax.psum(x, "data"))
     for scheme in ("zen", "auto", "dense_ordered"):
-        reduce = spmd(
-            lambda x, scheme=scheme: zen.all_reduce(x, "data", scheme=scheme, op="sum", return_info=True)
-        )
+        reduce = spmd(lambda x, scheme=scheme: zen.all_reduce(x, "data", scheme=scheme, op="sum", return_info=True))
         dense_taken = set()
         for integers in (True, False):
             for name, stack in structured(count, (61, 4), integers=integers).items():
