@@ -8,6 +8,11 @@ from pathlib import Path
 if not __package__:  # run as a file: the repository root is what modules are imported from
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
+from examples.lm.memory import keep_freed_memory
+
+if __name__ == "__main__":
+    keep_freed_memory()
+
 import jax
 
 import zen_jax as zen
