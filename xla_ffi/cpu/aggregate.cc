@@ -34,7 +34,6 @@ class BlockSummer {
         block_units_(std::max<int64_t>(1, kBlockBytes / (p.width * sizeof(Accumulator<T>)))),
         streams_(p.size * p.width * static_cast<int64_t>(sizeof(T)) >= kMinStreamBytes),
         sums_(block_units_ * p.width),
-        rounded_(std::is_same_v<T, Accumulator<T>> ? 0 : sums_.size()),
         next_(p.n) {}
 
   void sum(Range range) {
@@ -44,7 +43,6 @@ class BlockSummer {
     }
     for (int64_t unit = range.begin; unit < range.end; unit += block_units_) {
       const int64_t units = std::min(block_units_, range.end - unit);
-      std::fill_n(sums_.data(), units * p_.width, Accumulator<T>{0});
       for (int64_t worker = 0; worker < p_.n; ++worker) {
         next_[worker] = p_.width == 1 ? add_worker<true>(worker, unit, units) : add_worker<false>(worker, unit, units);
       }
@@ -80,17 +78,16 @@ class BlockSummer {
     if (reciprocal_ != 1) {
       for (int64_t i = 0; i < elements; ++i) sums_[i] *= reciprocal_;
     }
-    const void* from = sums_.data();
-    if constexpr (!std::is_same_v<T, Accumulator<T>>) {
-      for (int64_t i = 0; i < elements; ++i) round_to(sums_[i], &rounded_[i]);
-      from = rounded_.data();
-    }
     T* const out = item_.shard + unit * p_.width;
-    if (streams_) {
-      isa_.stream(out, from, elements * sizeof(T));
+    if constexpr (!std::is_same_v<T, Accumulator<T>>) {
+      for (int64_t i = 0; i < elements; ++i) round_to(sums_[i], &out[i]);
+    } else if (streams_) {
+      isa_.drain(out, sums_.data(), elements * sizeof(T));
+      return;
     } else {
-      std::memcpy(out, from, elements * sizeof(T));
+      std::memcpy(out, sums_.data(), elements * sizeof(T));
     }
+    std::fill_n(sums_.data(), elements, Accumulator<T>{0});
   }
 
   const AggregateProblem& p_;
@@ -100,7 +97,6 @@ class BlockSummer {
   const int64_t block_units_;
   const bool streams_;
   std::vector<Accumulator<T>> sums_;
-  std::vector<T> rounded_;
   std::vector<int64_t> next_;
 };
 

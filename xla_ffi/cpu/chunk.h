@@ -10,7 +10,7 @@ namespace zen {
 
 // Chunks hold whole 64-bit masks.
 constexpr int64_t kChunkGrain = 64;
-constexpr int64_t kChunkBytes = 16 << 10;
+constexpr int64_t kChunkBytes = 8 << 10;
 
 inline int64_t chunk_units(int64_t unit_bytes) {
   if (unit_bytes == 0) return kChunkUnits;

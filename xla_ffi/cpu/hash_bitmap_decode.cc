@@ -1,6 +1,7 @@
 #include "xla_ffi/cpu/hash_bitmap_decode.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "cuda/common/bits.h"
@@ -10,9 +11,13 @@
 namespace zen {
 namespace {
 
-// A block of the output is put together in the first-level cache and then streamed out.
+// A block of the output is put together in the first-level cache and then streamed out. Where that leaves too few tiles to
+// be worth visiting every server for, the second-level cache does.
 constexpr int64_t kBlockBytes = 16 << 10;
+constexpr int64_t kLargeBlockBytes = 256 << 10;
+constexpr int64_t kEnoughTiles = 512;
 constexpr int64_t kMaxBlockTiles = 4096;
+constexpr int64_t kCacheLine = 64;
 constexpr int64_t kMinStreamBytes = 1 << 20;
 // Ranges start at whole words of every bitmap.
 constexpr int64_t kTileGrain = 64;
@@ -20,7 +25,9 @@ constexpr int64_t kTileGrain = 64;
 // The largest power of two of tiles that fits a block, at least one.
 int64_t block_tiles(int64_t tile_bytes) {
   int64_t tiles = 1;
-  while (tiles < kMaxBlockTiles && 2 * tiles * tile_bytes <= kBlockBytes) tiles *= 2;
+  while (tiles < kMaxBlockTiles && 2 * tiles * tile_bytes <= (tiles < kEnoughTiles ? kLargeBlockBytes : kBlockBytes)) {
+    tiles *= 2;
+  }
   return tiles;
 }
 
@@ -56,7 +63,7 @@ class BlockDecoder {
         isa_(isa),
         block_tiles_(block_tiles(p.n * p.width * sizeof(Bits))),
         streams_(p.units * p.width * static_cast<int64_t>(sizeof(Bits)) >= kMinStreamBytes),
-        block_(block_tiles_ * p.n * p.width),
+        blocks_{std::vector<Bits>(block_tiles_ * p.n * p.width), std::vector<Bits>(block_tiles_ * p.n * p.width)},
         list_(block_tiles_ + kListSlack),
         units_(block_tiles_ + kListSlack) {}
 
@@ -65,30 +72,64 @@ class BlockDecoder {
       const int64_t end = std::min(tile + block_tiles_, tiles.end);
       fill_block(tile, end, ranks);
       const int64_t unit = tile * p_.n;
-      const int64_t bytes = (std::min(end * p_.n, p_.units) - unit) * p_.width * static_cast<int64_t>(sizeof(Bits));
-      if (streams_) {
-        isa_.stream(out + unit * p_.width, block_.data(), bytes);
-      } else {
-        std::memcpy(out + unit * p_.width, block_.data(), bytes);
-      }
+      const int64_t elements = (std::min(end * p_.n, p_.units) - unit) * p_.width;
+      done_ = {reinterpret_cast<char*>(out + unit * p_.width), reinterpret_cast<char*>(filling_->data()),
+               elements * static_cast<int64_t>(sizeof(Bits))};
+      std::swap(filling_, leaving_);
     }
+    write_out(done_.bytes);
     isa_.fence();
   }
 
  private:
+  // A block that is put together, on its way to the output.
+  struct Outgoing {
+    char* to = nullptr;
+    char* from = nullptr;
+    int64_t bytes = 0;
+  };
+
+  // Puts a block together, and a slice of the block before it out after every server: stores past the caches take as long
+  // as all the rest, and a few at a time they run beside it. What is out is cleared for the next block.
   void fill_block(int64_t tile, int64_t end, int64_t* ranks) {
-    std::fill(block_.begin(), block_.end(), Bits{0});
+    const int64_t slice = ceil_div(ceil_div(done_.bytes, p_.n), kCacheLine) * kCacheLine;
     for (int64_t server = 0; server < p_.n; ++server) {
-      const int64_t count = isa_.list_bits(words_ + server * p_.words, tile, end, list_.data());
-      isa_.place(list_.data(), count, static_cast<uint32_t>(tile), static_cast<uint32_t>(server),
-                 static_cast<uint32_t>(p_.n), seed_, units_.data());
-      const int64_t here = std::clamp<int64_t>(p_.capacity - ranks[server], 0, count);
-      const Bits* const values = values_ + (server * p_.capacity + ranks[server]) * p_.width;
-      for (int64_t i = 0; i < here; ++i) {
-        copy_unit(block_.data() + units_[i] * p_.width, values + i * p_.width, p_.width);
-      }
-      ranks[server] += count;
+      place_server(server, tile, end, ranks[server]);
+      write_out(slice);
     }
+  }
+
+  void place_server(int64_t server, int64_t tile, int64_t end, int64_t& rank) {
+    const int64_t count = isa_.list_bits(words_ + server * p_.words, tile, end, list_.data());
+    isa_.place(list_.data(), count, static_cast<uint32_t>(tile), static_cast<uint32_t>(server),
+               static_cast<uint32_t>(p_.n), seed_, units_.data());
+    const int64_t here = std::clamp<int64_t>(p_.capacity - rank, 0, count);
+    const Bits* const values = values_ + (server * p_.capacity + rank) * p_.width;
+    if (p_.width == 1) {
+      place_units<true>(values, here);
+    } else {
+      place_units<false>(values, here);
+    }
+    rank += count;
+  }
+
+  template <bool kOneElement>
+  void place_units(const Bits* values, int64_t count) {
+    const int64_t width = kOneElement ? 1 : p_.width;
+    Bits* const block = filling_->data();
+    const uint32_t* const units = units_.data();
+    for (int64_t i = 0; i < count; ++i) copy_unit(block + units[i] * width, values + i * width, width);
+  }
+
+  void write_out(int64_t bytes) {
+    bytes = std::min(bytes, done_.bytes);
+    if (streams_) {
+      isa_.drain(done_.to, done_.from, bytes);
+    } else {
+      std::memcpy(done_.to, done_.from, bytes);
+      std::memset(done_.from, 0, bytes);
+    }
+    done_ = {done_.to + bytes, done_.from + bytes, done_.bytes - bytes};
   }
 
   const DecodeProblem& p_;
@@ -98,7 +139,10 @@ class BlockDecoder {
   const Isa& isa_;
   const int64_t block_tiles_;
   const bool streams_;
-  std::vector<Bits> block_;
+  std::vector<Bits> blocks_[2];
+  std::vector<Bits>* filling_ = &blocks_[0];
+  std::vector<Bits>* leaving_ = &blocks_[1];
+  Outgoing done_;
   std::vector<uint16_t> list_;
   std::vector<uint32_t> units_;
 };

@@ -11,6 +11,8 @@ namespace zen {
 // Units that one call of scan() may cover, and the room that lists need beyond their entries: whole vectors are stored.
 constexpr int64_t kChunkUnits = 4096;
 constexpr int64_t kListSlack = 64;
+// How far ahead of its reading scan() prefetches.
+constexpr int64_t kScanAheadBytes = 4096;
 
 // Where the units of a list lie: unit `list[i]` of a chunk that starts at offset `first` of tile `tile`.
 struct ChunkOrigin {
@@ -37,15 +39,12 @@ struct Isa {
   // the largest power of two, up to 64, that is not above end - begin rounded up to one.
   int64_t (*list_bits)(const uint32_t* words, int64_t begin, int64_t end, uint16_t* list);
 
-  // Rotations of `count` consecutive tiles.
-  void (*rotations)(uint32_t tile, int64_t count, uint32_t n, uint32_t seed, uint32_t* out);
-
   // Where in a block of tiles that starts at `tile` the units lie that `server` owns in the listed tiles.
   void (*place)(const uint16_t* list, int64_t count, uint32_t tile, uint32_t server, uint32_t n, uint32_t seed,
                 uint32_t* units);
 
-  // Copies past the caches. fence() orders such copies before whatever the thread publishes next.
-  void (*stream)(void* to, const void* from, int64_t bytes);
+  // Moves bytes past the caches and leaves zeros. fence() orders such stores before whatever the thread publishes next.
+  void (*drain)(void* to, void* from, int64_t bytes);
   void (*fence)();
 
   template <typename Bits>

@@ -52,16 +52,15 @@ struct Avx2 {
     return ~zero;
   }
 
-  static uint64_t every_nth_bit(uint64_t mask, int64_t n) {
-    // The quotient has bits 0, n, 2n, ... set.
-    return _pext_u64(mask, n == 64 ? 1 : ~uint64_t{0} / ((uint64_t{1} << n) - 1));
-  }
+  static uint64_t pick_bits(uint64_t mask, uint64_t which) { return _pext_u64(mask, which); }
 
   static int64_t list(uint64_t mask, int64_t base, uint16_t* out) { return list_by_fours(mask, base, out); }
 
-  static void stream_line(char* to, const char* from) {
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), load(from));
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + 32), load(from + 32));
+  static void drain_line(char* to, char* from) {
+    for (int half = 0; half < kCacheLine; half += 32) {
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(to + half), load(from + half));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(from + half), _mm256_setzero_si256());
+    }
   }
 
   static void fence() { _mm_sfence(); }

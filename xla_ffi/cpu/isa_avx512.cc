@@ -51,9 +51,7 @@ struct Avx512 {
     return mask;
   }
 
-  static uint64_t every_nth_bit(uint64_t mask, int64_t n) {
-    return _pext_u64(mask, n == 64 ? 1 : ~uint64_t{0} / ((uint64_t{1} << n) - 1));
-  }
+  static uint64_t pick_bits(uint64_t mask, uint64_t which) { return _pext_u64(mask, which); }
 
   static int64_t list(uint64_t mask, int64_t base, uint16_t* out) {
     alignas(64) static constexpr uint16_t kIota[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
@@ -66,8 +64,9 @@ struct Avx512 {
     return __builtin_popcountll(mask);
   }
 
-  static void stream_line(char* to, const char* from) {
+  static void drain_line(char* to, char* from) {
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to), load(from));
+    _mm512_storeu_si512(from, _mm512_setzero_si512());
   }
 
   static void fence() { _mm_sfence(); }

@@ -1,4 +1,4 @@
-// Everything of an instruction set that is not its vectors, written once: `Arch` brings three vector operations, and the
+// Everything of an instruction set that is not its vectors, written once: `Arch` brings a few vector operations, and the
 // compiler vectorises the loops for the instruction set of the including file. All of it has internal linkage, so that
 // no function built for a newer instruction set stands in for the portable one at link time.
 #pragma once
@@ -15,8 +15,6 @@ namespace {
 
 constexpr int64_t kMaskBits = 64;
 constexpr int64_t kVectorEntries = 16;
-// How far ahead of a scan to prefetch: about a chunk, so that memory stays busy while the chunk's non-zeros are dealt out.
-constexpr int64_t kPrefetchBytes = 8192;
 constexpr int64_t kCacheLine = 64;
 
 // Loops over lists run to a whole number of vectors; lists have the room.
@@ -64,28 +62,30 @@ struct IsaImpl {
 
   // 64 units whose width divides 64: the mask of elements, folded so that a unit's first bit stands for all of it.
   template <typename Bits>
-  static uint64_t narrow_units_mask(const Bits* x, int64_t width) {
+  static uint64_t narrow_units_mask(const Bits* x, int64_t width, uint64_t first_bits) {
     const int64_t units = kMaskBits / width;
     uint64_t mask = 0;
     for (int64_t block = 0; block < width; ++block) {
       uint64_t elements = Arch::nonzero_mask(x + block * kMaskBits);
       for (int64_t shift = 1; shift < width; shift *= 2) elements |= elements >> shift;
-      mask |= Arch::every_nth_bit(elements, width) << (block * units);
+      mask |= Arch::pick_bits(elements, first_bits) << (block * units);
     }
     return mask;
   }
 
   template <typename Bits>
   static void prefetch(const Bits* x, int64_t elements) {
-    const char* from = reinterpret_cast<const char*>(x) + kPrefetchBytes;
+    const char* from = reinterpret_cast<const char*>(x) + kScanAheadBytes;
     for (int64_t byte = 0; byte < elements * static_cast<int64_t>(sizeof(Bits)); byte += kCacheLine) {
-      __builtin_prefetch(from + byte);
+      __builtin_prefetch(from + byte, 0, 2);
     }
   }
 
   template <typename Bits>
   static int64_t scan(const Bits* x, int64_t width, int64_t units, uint64_t* masks, uint16_t* list) {
     const bool narrow = kMaskBits % width == 0;
+    // Bits 0, width, 2 * width, ... of a mask.
+    const uint64_t first_bits = width >= kMaskBits ? 1 : ~uint64_t{0} / ((uint64_t{1} << width) - 1);
     int64_t count = 0;
     for (int64_t u = 0; u < units; u += kMaskBits) {
       const Bits* block = x + u * width;
@@ -96,7 +96,8 @@ struct IsaImpl {
         prefetch(block, kMaskBits);
         mask = Arch::nonzero_mask(block);
       } else if (narrow) {
-        mask = narrow_units_mask(block, width);
+        prefetch(block, kMaskBits * width);
+        mask = narrow_units_mask(block, width, first_bits);
       } else {
         mask = units_mask(block, width, kMaskBits);
       }
@@ -123,10 +124,6 @@ struct IsaImpl {
     }
   }
 
-  static void rotations(uint32_t tile, int64_t count, uint32_t n, uint32_t seed, uint32_t* out) {
-    for (int64_t i = 0; i < padded(count); ++i) out[i] = tile_rotation(tile + static_cast<uint32_t>(i), n, seed);
-  }
-
   static void place(const uint16_t* list, int64_t count, uint32_t tile, uint32_t server, uint32_t n, uint32_t seed,
                     uint32_t* units) {
     for (int64_t i = 0; i < padded(count); ++i) {
@@ -148,22 +145,27 @@ struct IsaImpl {
     return count;
   }
 
-  // ---- streaming ----
+  // ---- output ----
 
-  static void stream(void* to, const void* from, int64_t bytes) {
-    char* out = static_cast<char*>(to);
-    const char* in = static_cast<const char*>(from);
+  static void drain(void* to, void* from, int64_t bytes) {
+    char* const out = static_cast<char*>(to);
+    char* const in = static_cast<char*>(from);
     const int64_t misaligned = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) % kCacheLine);
     const int64_t head = misaligned == 0 ? 0 : kCacheLine - misaligned;
     int64_t byte = head < bytes ? head : bytes;
-    std::memcpy(out, in, byte);
-    for (; byte + kCacheLine <= bytes; byte += kCacheLine) Arch::stream_line(out + byte, in + byte);
-    std::memcpy(out + byte, in + byte, bytes - byte);
+    move(out, in, byte);
+    for (; byte + kCacheLine <= bytes; byte += kCacheLine) Arch::drain_line(out + byte, in + byte);
+    move(out + byte, in + byte, bytes - byte);
+  }
+
+  static void move(char* to, char* from, int64_t bytes) {
+    std::memcpy(to, from, bytes);
+    std::memset(from, 0, bytes);
   }
 
   static constexpr Isa table(const char* name) {
-    return {name,   scan<uint16_t>, scan<uint32_t>, scan<uint64_t>, route, list_bits, rotations, place,
-            stream, Arch::fence};
+    return {name,   scan<uint16_t>, scan<uint32_t>, scan<uint64_t>, route, list_bits, place, drain,
+            Arch::fence};
   }
 };
 

@@ -12,15 +12,18 @@ struct Scalar {
     return mask;
   }
 
-  static uint64_t every_nth_bit(uint64_t mask, int64_t n) {
+  static uint64_t pick_bits(uint64_t mask, uint64_t which) {
     uint64_t bits = 0;
-    for (int64_t i = 0; i * n < kMaskBits; ++i) bits |= (mask >> (i * n) & 1) << i;
+    for (int i = 0; which != 0; ++i, which &= which - 1) bits |= (mask >> __builtin_ctzll(which) & 1) << i;
     return bits;
   }
 
   static int64_t list(uint64_t mask, int64_t base, uint16_t* out) { return list_by_fours(mask, base, out); }
 
-  static void stream_line(char* to, const char* from) { std::memcpy(to, from, kCacheLine); }
+  static void drain_line(char* to, char* from) {
+    std::memcpy(to, from, kCacheLine);
+    std::memset(from, 0, kCacheLine);
+  }
 
   static void fence() {}
 };

@@ -11,13 +11,10 @@
 namespace zen {
 namespace {
 
-// One range's end of one server's bucket.
-template <typename Bits>
+// Where one range's next entry of one server's bucket goes, counted from the start of all buckets, and where its slot ends.
 struct Cursor {
-  int32_t* positions;
-  Bits* values;
-  int64_t count;
-  int64_t room;
+  int64_t next;
+  int64_t end;
 };
 
 template <typename Bits>
@@ -26,11 +23,19 @@ struct BucketSpill {
   Spill<Bits> values;
 };
 
-// What one range found: its cursors, and its spills once there are any.
+// What one range found. Cursors count on where slots are full; spills are there once one is.
 template <typename Bits>
 struct RangeBuckets {
-  std::vector<Cursor<Bits>> cursors;
+  std::vector<Cursor> cursors;
   std::vector<BucketSpill<Bits>> spills;
+
+  RangeBuckets() = default;
+  RangeBuckets(const PartitionProblem& p, int64_t ranges, int64_t r) : cursors(p.n) {
+    for (int64_t server = 0; server < p.n; ++server) {
+      cursors[server] = {server * p.capacity + slot_begin(p.capacity, ranges, r),
+                         server * p.capacity + slot_begin(p.capacity, ranges, r + 1)};
+    }
+  }
 
   void spill(uint32_t server, int32_t tile, const Bits* unit, int64_t width) {
     if (spills.empty()) spills.resize(cursors.size());
@@ -48,51 +53,46 @@ struct Item {
   int32_t* counts;
 };
 
-template <typename Bits>
-RangeBuckets<Bits> slots_of_range(const PartitionProblem& p, const Item<Bits>& item, int64_t ranges, int64_t r) {
-  RangeBuckets<Bits> buckets;
-  buckets.cursors.resize(p.n);
-  const int64_t begin = slot_begin(p.capacity, ranges, r);
-  const int64_t room = slot_begin(p.capacity, ranges, r + 1) - begin;
-  for (int64_t server = 0; server < p.n; ++server) {
-    const int64_t entry = server * p.capacity + begin;
-    buckets.cursors[server] = {item.positions + entry, item.values + entry * p.width, 0, room};
-  }
-  return buckets;
-}
-
+// Puts a chunk's listed units into their buckets. The chunk after it is prefetched meanwhile, half a cache line a unit: memory
+// would idle otherwise.
 template <bool kOneElement, typename Bits>
-void deal_out(const PartitionProblem& p, const Bits* chunk, const ChunkLists& lists, int64_t count,
-              RangeBuckets<Bits>& buckets) {
+void deal_out(const PartitionProblem& p, const Item<Bits>& item, const Bits* chunk, const ChunkLists& lists,
+              int64_t count, RangeBuckets<Bits>& buckets) {
   const int64_t width = kOneElement ? 1 : p.width;
-  Cursor<Bits>* const cursors = buckets.cursors.data();
+  const char* const ahead = reinterpret_cast<const char*>(chunk) + kChunkBytes + kScanAheadBytes;
+  Cursor* const cursors = buckets.cursors.data();
   for (int64_t i = 0; i < count; ++i) {
+    if (kOneElement) __builtin_prefetch(ahead + i * 32 % kChunkBytes, 0, 2);
     const uint32_t server = lists.servers[i];
     const Bits* const unit = chunk + lists.units[i] * width;
-    Cursor<Bits>& cursor = cursors[server];
-    const int64_t entry = cursor.count++;
-    if (entry < cursor.room) {
-      cursor.positions[entry] = lists.tiles[i];
-      copy_unit(cursor.values + entry * width, unit, width);
-    } else if (entry < p.capacity) {
+    Cursor& cursor = cursors[server];
+    const int64_t entry = cursor.next++;
+    if (entry < cursor.end) {
+      item.positions[entry] = lists.tiles[i];
+      copy_unit(item.values + entry * width, unit, width);
+    } else if (entry < cursor.end + p.capacity) {
       buckets.spill(server, lists.tiles[i], unit, width);
     }
   }
 }
 
 template <typename Bits>
-void partition_range(const PartitionProblem& p, const Bits* x, Range range, uint32_t seed, const Isa& isa,
+void partition_range(const PartitionProblem& p, const Item<Bits>& item, Range range, uint32_t seed, const Isa& isa,
                      RangeBuckets<Bits>& buckets) {
   const auto scan = isa.scan<Bits>();
   const auto deal = p.width == 1 ? deal_out<true, Bits> : deal_out<false, Bits>;
+  const uint32_t n = static_cast<uint32_t>(p.n);
   const int64_t step = chunk_units(p.width * sizeof(Bits));
+  const ChunkOrigin stride = {static_cast<uint32_t>(step / n), static_cast<uint32_t>(step % n)};
+  ChunkOrigin origin = {static_cast<uint32_t>(range.begin / n), static_cast<uint32_t>(range.begin % n)};
   ChunkLists lists;
   for (int64_t unit = range.begin; unit < range.end; unit += step) {
-    const Bits* const chunk = x + unit * p.width;
+    const Bits* const chunk = item.x + unit * p.width;
     const int64_t count = scan(chunk, p.width, std::min(step, range.end - unit), lists.masks, lists.units);
-    const ChunkOrigin origin = {static_cast<uint32_t>(unit / p.n), static_cast<uint32_t>(unit % p.n)};
-    isa.route(lists.units, count, origin, static_cast<uint32_t>(p.n), seed, lists.tiles, lists.servers);
-    deal(p, chunk, lists, count, buckets);
+    isa.route(lists.units, count, origin, n, seed, lists.tiles, lists.servers);
+    deal(p, item, chunk, lists, count, buckets);
+    const uint32_t first = origin.first + stride.first;
+    origin = {origin.tile + stride.tile + (first >= n), first >= n ? first - n : first};
   }
 }
 
@@ -104,7 +104,7 @@ void join_ranges(const PartitionProblem& p, const Item<Bits>& item, const RangeB
   std::vector<const Spill<Bits>*> values(ranges);
   int64_t total = 0;
   for (int64_t r = 0; r < ranges; ++r) {
-    total += counts[r] = buckets[r].cursors[server].count;
+    total += counts[r] = buckets[r].cursors[server].next - server * p.capacity - slot_begin(p.capacity, ranges, r);
     if (!buckets[r].spills.empty()) {
       positions[r] = &buckets[r].spills[server].positions;
       values[r] = &buckets[r].spills[server].values;
@@ -131,8 +131,8 @@ void partition(const PartitionProblem& problem, const Bits* x, uint32_t seed, in
   std::vector<RangeBuckets<Bits>> buckets(p.batch * ranges);
   context.parallel.run(p.batch * ranges, [&](int64_t task) {
     const int64_t b = task / ranges, r = task % ranges;
-    buckets[task] = slots_of_range(p, item(b), ranges, r);
-    partition_range(p, item(b).x, range_of(r, ranges, p.units, kChunkGrain), seed, context.isa, buckets[task]);
+    buckets[task] = RangeBuckets<Bits>(p, ranges, r);
+    partition_range(p, item(b), range_of(r, ranges, p.units, kChunkGrain), seed, context.isa, buckets[task]);
     if (ranges == 1) {
       for (int64_t server = 0; server < p.n; ++server) join_ranges(p, item(b), &buckets[task], ranges, server);
       buckets[task] = {};
