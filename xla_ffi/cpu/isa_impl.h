@@ -45,6 +45,14 @@ struct IsaImpl {
   // ---- scan ----
 
   template <typename Bits>
+  static void prefetch(const Bits* x, int64_t elements) {
+    const char* from = reinterpret_cast<const char*>(x) + kScanAheadBytes;
+    for (int64_t byte = 0; byte < elements * static_cast<int64_t>(sizeof(Bits)); byte += kCacheLine) {
+      __builtin_prefetch(from + byte, 0, 2);
+    }
+  }
+
+  template <typename Bits>
   static uint64_t units_mask(const Bits* x, int64_t width, int64_t units) {
     uint64_t mask = 0;
     for (int64_t u = 0; u < units; ++u) mask |= static_cast<uint64_t>(row_is_nonzero(x + u * width, width)) << u;
@@ -55,6 +63,7 @@ struct IsaImpl {
   static bool row_is_nonzero(const Bits* row, int64_t width) {
     int64_t i = 0;
     for (; i + kMaskBits <= width; i += kMaskBits) {
+      prefetch(row + i, kMaskBits);
       if (Arch::nonzero_mask(row + i) != 0) return true;
     }
     return any_nonzero(row + i, width - i);
@@ -66,19 +75,12 @@ struct IsaImpl {
     const int64_t units = kMaskBits / width;
     uint64_t mask = 0;
     for (int64_t block = 0; block < width; ++block) {
+      prefetch(x + block * kMaskBits, kMaskBits);
       uint64_t elements = Arch::nonzero_mask(x + block * kMaskBits);
       for (int64_t shift = 1; shift < width; shift *= 2) elements |= elements >> shift;
       mask |= Arch::pick_bits(elements, first_bits) << (block * units);
     }
     return mask;
-  }
-
-  template <typename Bits>
-  static void prefetch(const Bits* x, int64_t elements) {
-    const char* from = reinterpret_cast<const char*>(x) + kScanAheadBytes;
-    for (int64_t byte = 0; byte < elements * static_cast<int64_t>(sizeof(Bits)); byte += kCacheLine) {
-      __builtin_prefetch(from + byte, 0, 2);
-    }
   }
 
   template <typename Bits>
@@ -96,7 +98,6 @@ struct IsaImpl {
         prefetch(block, kMaskBits);
         mask = Arch::nonzero_mask(block);
       } else if (narrow) {
-        prefetch(block, kMaskBits * width);
         mask = narrow_units_mask(block, width, first_bits);
       } else {
         mask = units_mask(block, width, kMaskBits);
