@@ -4,6 +4,7 @@ VENV ?= .venv
 # A file with pip constraints, for example to pin jax.
 CONSTRAINTS ?=
 JOBS ?= 2
+BAZEL ?= bazel
 
 # Tools that the virtual environment brings: cmake, ninja, ruff, pytest.
 export PATH := $(abspath $(VENV))/bin:$(PATH)
@@ -36,8 +37,8 @@ lint: $(INSTALLED)  ## ruff
 
 bazel: $(INSTALLED)  ## build and test with Bazel, without network
 	$(PIP) pybind11
-	bazel build //...
-	bazel test //...
+	$(BAZEL) build //...
+	$(BAZEL) test //...
 
 bench: $(INSTALLED)  ## time the kernels against their floors
 	$(VENV)/bin/python -m benchmarks.kernels $(ARGS)

@@ -20,7 +20,7 @@ if ! { has_ensurepip && has_headers; } && [[ $("$python" -c 'import sys; print(s
   command -v apt-get >/dev/null; then
   if [[ $(id -u) == 0 ]]; then
     echo "Installing python3-venv and python3-dev"
-    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -yqq python3-venv python3-dev >/dev/null
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -yqq python3-venv python3-dev >/dev/null
   else
     echo "Missing parts of Python. Best run first: sudo apt install python3-venv python3-dev" >&2
   fi
