@@ -96,7 +96,7 @@ class BlockSummer {
   const Isa& isa_;
   const int64_t block_units_;
   const bool streams_;
-  std::vector<Accumulator<T>> sums_;
+  AlignedVector<Accumulator<T>> sums_;
   std::vector<int64_t> next_;
 };
 

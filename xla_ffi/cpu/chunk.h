@@ -18,7 +18,7 @@ inline int64_t chunk_units(int64_t unit_bytes) {
 }
 
 // Where scan() and route() leave what they find.
-struct ChunkLists {
+struct alignas(64) ChunkLists {
   uint64_t masks[kChunkUnits / kChunkGrain];
   uint16_t units[kChunkUnits + kListSlack];
   int32_t tiles[kChunkUnits + kListSlack];

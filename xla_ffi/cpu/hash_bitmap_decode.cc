@@ -17,7 +17,6 @@ constexpr int64_t kBlockBytes = 16 << 10;
 constexpr int64_t kLargeBlockBytes = 256 << 10;
 constexpr int64_t kEnoughTiles = 512;
 constexpr int64_t kMaxBlockTiles = 4096;
-constexpr int64_t kCacheLine = 64;
 constexpr int64_t kMinStreamBytes = 1 << 20;
 // Ranges start at whole words of every bitmap.
 constexpr int64_t kTileGrain = 64;
@@ -63,7 +62,7 @@ class BlockDecoder {
         isa_(isa),
         block_tiles_(block_tiles(p.n * p.width * sizeof(Bits))),
         streams_(p.units * p.width * static_cast<int64_t>(sizeof(Bits)) >= kMinStreamBytes),
-        blocks_{std::vector<Bits>(block_tiles_ * p.n * p.width), std::vector<Bits>(block_tiles_ * p.n * p.width)},
+        blocks_{AlignedVector<Bits>(block_tiles_ * p.n * p.width), AlignedVector<Bits>(block_tiles_ * p.n * p.width)},
         list_(block_tiles_ + kListSlack),
         units_(block_tiles_ + kListSlack) {}
 
@@ -139,12 +138,12 @@ class BlockDecoder {
   const Isa& isa_;
   const int64_t block_tiles_;
   const bool streams_;
-  std::vector<Bits> blocks_[2];
-  std::vector<Bits>* filling_ = &blocks_[0];
-  std::vector<Bits>* leaving_ = &blocks_[1];
+  AlignedVector<Bits> blocks_[2];
+  AlignedVector<Bits>* filling_ = &blocks_[0];
+  AlignedVector<Bits>* leaving_ = &blocks_[1];
   Outgoing done_;
-  std::vector<uint16_t> list_;
-  std::vector<uint32_t> units_;
+  AlignedVector<uint16_t> list_;
+  AlignedVector<uint32_t> units_;
 };
 
 }  // namespace

@@ -8,11 +8,13 @@
 
 namespace zen {
 
+constexpr int64_t kCacheLine = 64;
+
 // Units that one call of scan() may cover, and the room that lists need beyond their entries: whole vectors are stored.
 constexpr int64_t kChunkUnits = 4096;
 constexpr int64_t kListSlack = 64;
 // How far ahead of its reading scan() prefetches.
-constexpr int64_t kScanAheadBytes = 4096;
+constexpr int64_t kScanAheadBytes = 6144;
 
 // Where the units of a list lie: unit `list[i]` of a chunk that starts at offset `first` of tile `tile`.
 struct ChunkOrigin {

@@ -15,7 +15,6 @@ namespace {
 
 constexpr int64_t kMaskBits = 64;
 constexpr int64_t kVectorEntries = 16;
-constexpr int64_t kCacheLine = 64;
 
 // Loops over lists run to a whole number of vectors; lists have the room.
 inline int64_t padded(int64_t count) { return (count + kVectorEntries - 1) / kVectorEntries * kVectorEntries; }

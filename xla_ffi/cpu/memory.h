@@ -3,6 +3,10 @@
 
 #include <cstdint>
 #include <cstring>
+#include <new>
+#include <vector>
+
+#include "xla_ffi/cpu/isa.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -19,6 +23,25 @@ inline void copy_unit(T* to, const T* from, int64_t width) {
     std::memcpy(to, from, width * sizeof(T));
   }
 }
+
+// A vector that starts at a cache line: vectors of any width load whole lines of it.
+template <typename T>
+struct CacheLineAllocator {
+  using value_type = T;
+  static constexpr std::align_val_t kAlignment{kCacheLine};
+
+  CacheLineAllocator() = default;
+  template <typename U>
+  CacheLineAllocator(const CacheLineAllocator<U>&) {}
+
+  T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kAlignment)); }
+  void deallocate(T* data, size_t) { ::operator delete(data, kAlignment); }
+  bool operator==(const CacheLineAllocator&) const { return true; }
+  bool operator!=(const CacheLineAllocator&) const { return false; }
+};
+
+template <typename T>
+using AlignedVector = std::vector<T, CacheLineAllocator<T>>;
 
 // Asks for huge pages under a buffer about to be written whole: a fresh one costs a fault a page, more than the writing.
 // Below this size the allocator reuses pages that are already mapped.

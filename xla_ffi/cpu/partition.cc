@@ -104,7 +104,8 @@ void join_ranges(const PartitionProblem& p, const Item<Bits>& item, const RangeB
   std::vector<const Spill<Bits>*> values(ranges);
   int64_t total = 0;
   for (int64_t r = 0; r < ranges; ++r) {
-    total += counts[r] = buckets[r].cursors[server].next - server * p.capacity - slot_begin(p.capacity, ranges, r);
+    counts[r] = buckets[r].cursors[server].next - server * p.capacity - slot_begin(p.capacity, ranges, r);
+    total += counts[r];
     if (!buckets[r].spills.empty()) {
       positions[r] = &buckets[r].spills[server].positions;
       values[r] = &buckets[r].spills[server].values;
