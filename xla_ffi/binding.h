@@ -19,7 +19,9 @@ namespace zen {
 template <typename Dict, typename Capsule>
 Dict registrations_dict() {
   Dict dict;
-  for (const Registration& entry : registrations()) dict[entry.target] = Capsule(reinterpret_cast<void*>(entry.handler));
+  for (const Registration& entry : registrations()) {
+    dict[entry.target] = Capsule(reinterpret_cast<void*>(entry.handler));
+  }
   return dict;
 }
 

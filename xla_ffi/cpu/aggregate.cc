@@ -112,7 +112,8 @@ void aggregate(const AggregateProblem& p, const int32_t* positions, const T* val
   context.parallel.run(p.batch * ranges, [&](int64_t task) {
     const KeepSubnormals keep;
     const int64_t b = task / ranges, bucket = b * p.n * p.capacity;
-    const Item<T> item = {positions + bucket, values + bucket * p.width, counts + b * p.n, shard + b * p.size * p.width};
+    const Item<T> item = {positions + bucket, values + bucket * p.width, counts + b * p.n,
+                          shard + b * p.size * p.width};
     BlockSummer<T>(p, item, divisor, context.isa).sum(range_of(task % ranges, ranges, p.size, 1));
   });
 }

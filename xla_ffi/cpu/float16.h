@@ -1,5 +1,5 @@
-// The 16-bit floats by their bits: exact widening to float, and rounding to nearest even back. Integer arithmetic only, so
-// subnormals survive whatever the thread's flush-to-zero mode is.
+// The 16-bit floats by their bits: exact widening to float, and rounding to nearest even back. Integer arithmetic only,
+// so subnormals survive whatever the thread's flush-to-zero mode is.
 #pragma once
 
 #include <cstdint>

@@ -11,8 +11,8 @@
 namespace zen {
 namespace {
 
-// A block of the output is put together in the first-level cache and then streamed out. Where that leaves too few tiles to
-// be worth visiting every server for, the second-level cache does.
+// A block of the output is put together in the first-level cache and then streamed out. Where that leaves too few
+// tiles to be worth visiting every server for, the second-level cache does.
 constexpr int64_t kBlockBytes = 16 << 10;
 constexpr int64_t kLargeBlockBytes = 256 << 10;
 constexpr int64_t kEnoughTiles = 512;
@@ -88,8 +88,8 @@ class BlockDecoder {
     int64_t bytes = 0;
   };
 
-  // Puts a block together, and a slice of the block before it out after every server: stores past the caches take as long
-  // as all the rest, and a few at a time they run beside it. What is out is cleared for the next block.
+  // Puts a block together, and a slice of the block before it out after every server: stores past the caches take as
+  // long as all the rest, and a few at a time they run beside it. What is out is cleared for the next block.
   void fill_block(int64_t tile, int64_t end, int64_t* ranks) {
     const int64_t slice = ceil_div(ceil_div(done_.bytes, p_.n), kCacheLine) * kCacheLine;
     for (int64_t server = 0; server < p_.n; ++server) {
@@ -122,6 +122,7 @@ class BlockDecoder {
 
   void write_out(int64_t bytes) {
     bytes = std::min(bytes, done_.bytes);
+    if (bytes == 0) return;
     if (streams_) {
       isa_.drain(done_.to, done_.from, bytes);
     } else {

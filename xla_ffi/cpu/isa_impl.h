@@ -1,6 +1,6 @@
-// Everything of an instruction set that is not its vectors, written once: `Arch` brings a few vector operations, and the
-// compiler vectorises the loops for the instruction set of the including file. All of it has internal linkage, so that
-// no function built for a newer instruction set stands in for the portable one at link time.
+// Everything of an instruction set that is not its vectors, written once: `Arch` brings a few vector operations, and
+// the compiler vectorises the loops for the instruction set of the including file. All of it has internal linkage, so
+// that no function built for a newer instruction set stands in for the portable one at link time.
 #pragma once
 
 #include <cstdint>
@@ -116,8 +116,9 @@ struct IsaImpl {
     const float reciprocal = 1.0f / static_cast<float>(n);
     for (int64_t i = 0; i < padded(count); ++i) {
       const uint32_t v = origin.first + list[i];
-      const uint32_t quotient =
-          static_cast<uint32_t>(static_cast<int32_t>((static_cast<float>(static_cast<int32_t>(v)) + 0.5f) * reciprocal));
+      // By way of int32_t, which vectors convert to and from in one instruction.
+      const float numerator = static_cast<float>(static_cast<int32_t>(v)) + 0.5f;
+      const uint32_t quotient = static_cast<uint32_t>(static_cast<int32_t>(numerator * reciprocal));
       const uint32_t tile = origin.tile + quotient;
       tiles[i] = static_cast<int32_t>(tile);
       servers[i] = server_in_tile(v - quotient * n, tile_rotation(tile, n, seed), n);

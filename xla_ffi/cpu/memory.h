@@ -43,8 +43,8 @@ struct CacheLineAllocator {
 template <typename T>
 using AlignedVector = std::vector<T, CacheLineAllocator<T>>;
 
-// Asks for huge pages under a buffer about to be written whole: a fresh one costs a fault a page, more than the writing.
-// Below this size the allocator reuses pages that are already mapped.
+// Asks for huge pages under a buffer about to be written whole: a fresh one costs a fault a page, more than the
+// writing. Below this size the allocator reuses pages that are already mapped.
 constexpr int64_t kHugePageMinBytes = 32 << 20;
 
 inline void advise_huge_pages(void* data, int64_t bytes) {

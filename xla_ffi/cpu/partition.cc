@@ -11,7 +11,8 @@
 namespace zen {
 namespace {
 
-// Where one range's next entry of one server's bucket goes, counted from the start of all buckets, and where its slot ends.
+// Where one range's next entry of one server's bucket goes, counted from the start of all buckets, and where its slot
+// ends.
 struct Cursor {
   int64_t next;
   int64_t end;
@@ -53,8 +54,8 @@ struct Item {
   int32_t* counts;
 };
 
-// Puts a chunk's listed units into their buckets. The chunk after it is prefetched meanwhile, half a cache line a unit: memory
-// would idle otherwise.
+// Puts a chunk's listed units into their buckets. The chunk after it is prefetched meanwhile, half a cache line a unit:
+// memory would idle otherwise.
 template <bool kOneElement, typename Bits>
 void deal_out(const PartitionProblem& p, const Item<Bits>& item, const Bits* chunk, const ChunkLists& lists,
               int64_t count, RangeBuckets<Bits>& buckets) {

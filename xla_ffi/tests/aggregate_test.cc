@@ -1,4 +1,5 @@
-// aggregate() against the definition: sums in worker order, bit for bit, with subnormals flushed by the caller's thread.
+// aggregate() against the definition: sums in worker order, bit for bit, with subnormals flushed by the caller's
+// thread.
 #include "xla_ffi/cpu/aggregate.h"
 
 #include <algorithm>

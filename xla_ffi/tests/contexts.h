@@ -1,4 +1,5 @@
-// Every way to run a kernel: each instruction set of this machine with 1, 2 and 5 threads, cut into ranges however small.
+// Every way to run a kernel: each instruction set of this machine with 1, 2 and 5 threads, cut into ranges however
+// small.
 #pragma once
 
 #include <condition_variable>
