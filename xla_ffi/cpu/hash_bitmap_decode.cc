@@ -21,10 +21,11 @@ constexpr int64_t kMinStreamBytes = 1 << 20;
 // Ranges start at whole words of every bitmap.
 constexpr int64_t kTileGrain = 64;
 
-// The largest power of two of tiles that fits a block, at least one.
-int64_t block_tiles(int64_t tile_bytes) {
+// The largest power of two of tiles that fits a block, at least one, and no larger than holds `all`.
+int64_t block_tiles(int64_t tile_bytes, int64_t all) {
   int64_t tiles = 1;
-  while (tiles < kMaxBlockTiles && 2 * tiles * tile_bytes <= (tiles < kEnoughTiles ? kLargeBlockBytes : kBlockBytes)) {
+  while (tiles < std::min(all, kMaxBlockTiles)) {
+    if (2 * tiles * tile_bytes > (tiles < kEnoughTiles ? kLargeBlockBytes : kBlockBytes)) break;
     tiles *= 2;
   }
   return tiles;
@@ -60,7 +61,7 @@ class BlockDecoder {
         values_(values),
         seed_(seed),
         isa_(isa),
-        block_tiles_(block_tiles(p.n * p.width * sizeof(Bits))),
+        block_tiles_(block_tiles(p.n * p.width * sizeof(Bits), ceil_div(p.units, p.n))),
         streams_(p.units * p.width * static_cast<int64_t>(sizeof(Bits)) >= kMinStreamBytes),
         blocks_{AlignedVector<Bits>(block_tiles_ * p.n * p.width), AlignedVector<Bits>(block_tiles_ * p.n * p.width)},
         list_(block_tiles_ + kListSlack),
