@@ -159,11 +159,10 @@ def test_subnormals_travel(dtype, lowering):
 @pytest.mark.parametrize("shape", [(509,), (67, 4)])
 def test_full_buckets(shape, lowering):
     """Beyond the capacity the first entries are kept, and the counts stay true."""
-    for n in (1, 3, 8):
-        for capacity in (1, 5):
-            run = stages(lowering, n, capacity)
-            for stack in structured(3, shape, integers=False).values():
-                check_stages(run(stack), stack, n, capacity)
+    for n, capacity in ((1, 5), (3, 1), (8, 5)):
+        run = stages(lowering, n, capacity)
+        for stack in structured(3, shape, integers=False).values():
+            check_stages(run(stack), stack, n, capacity)
 
 
 @pytest.mark.parametrize("lowering", ["public", "reference"])
