@@ -9,7 +9,7 @@ def keep_freed_memory() -> None:
     """Tells glibc's malloc to reuse memory rather than return it; does nothing where there is no glibc.
 
     On a CPU each step allocates the gradients of all emulated workers anew, hundreds of megabytes. By default they
-    go back to the kernel, and faulting them in again costs half as much time as the arithmetic. Call this before
+    go back to the kernel, and faulting them in again costs about as much time as the arithmetic. Call this before
     jax is imported: threads that exist already keep their own ways.
     """
     try:
