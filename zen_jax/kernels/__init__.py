@@ -1,4 +1,7 @@
-"""The kernels: each a typed function with CUDA, CPU and pure-JAX lowerings that agree bit for bit."""
+"""The kernels: each a typed function with CUDA, CPU and pure-JAX lowerings.
+
+They agree bit for bit, but for sums of subnormals, which XLA flushes to zero where pure JAX runs on a CPU.
+"""
 
 from zen_jax.kernels.aggregate import aggregate as aggregate
 from zen_jax.kernels.hash_bitmap_decode import hash_bitmap_decode as hash_bitmap_decode
