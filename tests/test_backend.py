@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import zen_jax as zen
@@ -108,3 +109,11 @@ def test_every_instruction_set(isa):
     used, checked = child("kernels_child.py", ZEN_JAX_CPU_ISA=isa).split()
     assert used == min(isa, best, key=order.index)
     assert int(checked) == 84
+
+
+def test_numpy_operands(monkeypatch):
+    """Arrays that are not JAX's are taken by either lowering."""
+    monkeypatch.setattr("zen_jax._native.library", lambda platform: None)
+    positions, values = np.array([[0, 2], [2, 0]], np.int32), np.array([[1, 2], [3, 0]], np.float32)
+    shard = zen.kernels.aggregate(positions, values, np.array([2, 1], np.int32), 4)
+    assert shard.tolist() == [1.0, 0.0, 5.0, 0.0]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -32,6 +33,7 @@ def custom_call_or(
     Returns:
       A tuple with an array for each of `results`.
     """
+    operands = [jnp.asarray(array) for array in operands]
     operand = jax.typeof(operands[0])
     mesh = operand.sharding.mesh
 
