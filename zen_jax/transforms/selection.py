@@ -18,7 +18,8 @@ from zen_jax import _axis, hashing
 from zen_jax._typing import Array, AxisName
 
 PROBES = 4  # as many bytes as a uint32 holds
-WAYS = (16, 8)  # what a byte counts to: 16 * 8 < 256
+WAYS = (8, 16)  # what a byte counts to: 8 * 16 < 256
+UNROLLED = 1 << 12  # a smaller tensor is counted plainly, which compiles sooner
 SAMPLED = 1 << 16  # a smaller tensor is counted more quickly than sampled
 SAMPLE_SHARE, SMALLEST_SAMPLE, CHUNK = 0.01, 1 << 14, 64
 SPREAD = 3.0  # standard deviations of the sampled rank that the first probes span
@@ -152,7 +153,7 @@ def _reach(x: Array, key: Callable, probes: Array) -> Array:
         return functools.reduce(jnp.add, fields)
 
     block = WAYS[0] * WAYS[1]
-    whole = x.size // block * block
+    whole = x.size // block * block if x.size >= UNROLLED else 0
     tail = jnp.sum(key(x[whole:])[None, :] >= probes[:, None], axis=1, dtype=jnp.int32)
     if not whole:
         return tail
