@@ -99,7 +99,7 @@ def dgc(
             gradient = update.astype(velocity.dtype)
             if factor is not None:
                 gradient *= factor.astype(gradient.dtype)
-            velocity = lax.optimization_barrier(velocity.dtype.type(momentum) * velocity + gradient)
+            velocity = velocity.dtype.type(momentum) * velocity + gradient
             if residual is None:
                 sent = velocity.astype(update.dtype)
                 return sent, jnp.where(jnp.isfinite(velocity), velocity, jnp.zeros_like(velocity)), None

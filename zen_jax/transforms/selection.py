@@ -1,8 +1,9 @@
 """Selection of the largest keys without a sort: thresholds found by counting, which every platform does at full speed.
 
-The magnitude of a float is monotone in its bits, so the k-th largest is found as an integer: each pass counts how many
-keys reach each of a few probes and keeps the gap that holds the answer, which is five times narrower. A sample places
-the first probes, so that one pass is mostly enough for an approximate k and a few for an exact one.
+The bits of a float without its sign, its key, are in the order of magnitudes, so the k-th largest is found as an
+integer: each pass counts how many keys reach each of a few probes and keeps the gap that holds the answer, which is
+five times narrower. A sample places the first probes, so that one pass is mostly enough for an approximate k and a few
+for an exact one.
 """
 
 import functools
@@ -25,58 +26,55 @@ SAMPLE_SHARE, SMALLEST_SAMPLE, CHUNK = 0.01, 1 << 14, 64
 SPREAD = 3.0  # standard deviations of the sampled rank that the first probes span
 
 
-def magnitude(x: Array) -> Array:
-    """Unsigned integers in the order of |x|; infinities come last but for NaN.
+def largest(x: Array, least: Array | int, most: Array | int, model_axis: AxisName | None = None) -> Array:
+    """Marks between `least` and `most` elements, none of which is smaller in magnitude than one that is not marked.
 
-    >>> import jax.numpy as jnp
-    >>> jnp.argsort(magnitude(jnp.array([-3.0, jnp.nan, 0.0, -jnp.inf, 2.0]))).tolist()
-    [2, 4, 0, 3, 1]
-    """
-    bits = lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
-    return bits & bits.dtype.type(np.iinfo(bits.dtype).max >> 1)
-
-
-def largest(
-    x: Array,
-    least: Array | int,
-    most: Array | int,
-    key: Callable[[Array], Array] = magnitude,
-    model_axis: AxisName | None = None,
-) -> Array:
-    """Marks between `least` and `most` elements, none of which has a smaller key than one that is not marked.
-
-    Where equal keys would exceed `most`, exactly `least` are marked, those of lowest index first; zero keys are
-    marked all or not at all, for what they select is nothing.
+    Where equals would exceed `most`, exactly `least` are marked, those of lowest index first; zeros are marked all or
+    not at all, for what they select is nothing. NaN counts as larger than infinity.
 
     Args:
-      x: [size], size at least 1.
+      x: [size], size at least 1, float; or unsigned integers whose highest bit is ignored like a sign.
       least, most: how many to mark over all shards, 1 <= least <= most <= size; may be traced.
-      key: elementwise, to unsigned integers with a zero high bit.
       model_axis: a named axis over whose shards of equal size the threshold is one and the same.
 
     Returns:
       bool [size]. With a model axis ties are broken by the index within the shard, so that up to a tie for each
       further shard is marked beyond `least`.
 
+    Raises:
+      ValueError: for 2**31 elements or more over all shards.
+
     >>> import jax.numpy as jnp
     >>> largest(jnp.array([1.0, -5.0, 0.0, 3.0, -3.0]), 2, 2).tolist()
     [False, True, False, True, False]
     """
+    bits = lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+    shards = 1 if model_axis is None else _axis.axis_size(model_axis)
+    if bits.size * shards >= 2**31:
+        raise ValueError(f"a leaf has {bits.size * shards} elements, but at most 2**31 - 1 can be counted. Split it.")
     search = functools.partial(_search, model_axis=model_axis)
-    found = search(x, key, least, most, _sampled_probes(x, key, least, model_axis))
-    keys = key(x)
+    found = search(bits, least, most, _sampled_probes(bits, least, model_axis))
     threshold = found.low
-    reversed_index = lax.rev(lax.iota(jnp.uint32, x.size), (0,)) + jnp.uint32(1)
     tied = (found.reach_low > most) & (threshold > 0)
 
     def last_tie() -> Array:
         wanted = jnp.asarray(least, jnp.int32) - found.reach_high
-        ties = jnp.where(keys == threshold, reversed_index, jnp.uint32(0))
-        return search(ties, lambda index: index, wanted, wanted, _even_probes(jnp.uint32)).low
+        ties = jnp.where(_keys(bits) == threshold, _reversed_index(bits.size), jnp.uint32(0))
+        return search(ties, wanted, wanted, _even_probes(jnp.uint32)).low
 
-    # A branch, for otherwise XLA would prepare the search for ties in every step.
-    cut = lax.cond(tied, last_tie, lambda: _match(jnp.uint32(0), x, threshold, model_axis=model_axis))
-    return (keys > threshold) | ((keys == threshold) & (reversed_index >= cut))
+    # What both branches and the result need is cheaper computed than passed: XLA would write it to memory.
+    cut = lax.cond(tied, last_tie, lambda: _match(jnp.uint32(0), bits, threshold, model_axis=model_axis))
+    keys = _keys(bits)
+    return (keys > threshold) | ((keys == threshold) & (_reversed_index(bits.size) >= cut))
+
+
+def _keys(bits: Array) -> Array:
+    return bits & bits.dtype.type(_top(bits.dtype) - 1)
+
+
+def _reversed_index(size: int) -> Array:
+    """size, ..., 1: the larger, the earlier."""
+    return jnp.uint32(size) - lax.iota(jnp.uint32, size)
 
 
 class _Gap(NamedTuple):
@@ -90,18 +88,18 @@ class _Gap(NamedTuple):
 
 
 def _search(
-    x: Array, key: Callable, least: Array | int, most: Array | int, probes: Array, model_axis: AxisName | None = None
+    bits: Array, least: Array | int, most: Array | int, probes: Array, model_axis: AxisName | None = None
 ) -> _Gap:
     """The gap whose `low` at most `most` keys reach, or that no key lies within."""
     least, most = jnp.asarray(least, jnp.int32), jnp.asarray(most, jnp.int32)
     dtype = probes.dtype
-    everything = x.size * (1 if model_axis is None else _axis.axis_size(model_axis))
+    everything = bits.size * (1 if model_axis is None else _axis.axis_size(model_axis))
 
     def unfinished(gap: _Gap) -> Array:
         return (gap.reach_low > most) & (gap.high - gap.low > 1)
 
     def narrow(gap: _Gap) -> _Gap:
-        reach = _reach(x, key, gap.probes)
+        reach = _reach(bits, gap.probes)
         if model_axis is not None:
             reach = lax.psum(reach, model_axis)
         enough = reach >= least
@@ -112,7 +110,7 @@ def _search(
         return _Gap(low, high, reach_low, reach_high, _probes_between(low, high))
 
     start = (dtype.type(0), _top(dtype), jnp.int32(everything), jnp.int32(0), probes)
-    start = [_match(jnp.asarray(value), x, least, most, probes, model_axis=model_axis) for value in start]
+    start = [_match(jnp.asarray(value), bits, least, most, probes, model_axis=model_axis) for value in start]
     return lax.while_loop(unfinished, narrow, _Gap(*start))
 
 
@@ -140,27 +138,34 @@ def _probes_between(low: Array, high: Array) -> Array:
     return jnp.minimum(low + jnp.maximum((high - low) // low.dtype.type(PROBES + 1) * steps, steps), high)
 
 
-def _reach(x: Array, key: Callable, probes: Array) -> Array:
-    """How many keys of x [size] reach each of `probes` [PROBES]: int32 [PROBES].
+def _reach(bits: Array, probes: Array) -> Array:
+    """How many keys of bits [size] reach each of `probes` [PROBES]: int32 [PROBES].
 
     A sum over an axis is not vectorised by XLA on CPUs, sums of equal parts are: the counts travel in the bytes of a
     word while they fit.
     """
 
     def packed(part: Array) -> Array:
-        keys = key(part)
-        fields = [jnp.where(keys >= probes[i], jnp.uint32(1 << 8 * i), jnp.uint32(0)) for i in range(PROBES)]
+        fields = [jnp.where(_reaches(part, probes[i]), jnp.uint32(1 << 8 * i), jnp.uint32(0)) for i in range(PROBES)]
         return functools.reduce(jnp.add, fields)
 
     block = WAYS[0] * WAYS[1]
-    whole = x.size // block * block if x.size >= UNROLLED else 0
-    tail = jnp.sum(key(x[whole:])[None, :] >= probes[:, None], axis=1, dtype=jnp.int32)
+    whole = bits.size // block * block if bits.size >= UNROLLED else 0
+    tail = jnp.sum(_reaches(bits[whole:][None, :], probes[:, None]), axis=1, dtype=jnp.int32)
     if not whole:
         return tail
-    words = _sum_of_parts(_sum_of_parts(x[:whole], WAYS[0], packed), WAYS[1], lambda part: part)
+    words = _sum_of_parts(_sum_of_parts(bits[:whole], WAYS[0], packed), WAYS[1], lambda part: part)
     shifts = np.arange(0, 8 * PROBES, 8, dtype=np.uint32)
     counts = (words[None, :] >> shifts[:, None]) & np.uint32(255)
     return jnp.sum(counts, axis=1, dtype=jnp.int32) + tail
+
+
+def _reaches(bits: Array, probe: Array) -> Array:
+    """Whether bits without their highest are at least the probe: then subtracting it borrows nothing from the highest.
+
+    The bits meet the probe first: what a loop did to them alone, XLA would do before it and write to memory.
+    """
+    return ((bits - probe) ^ bits) < _top(bits.dtype)
 
 
 def _sum_of_parts(x: Array, ways: int, of: Callable[[Array], Array]) -> Array:
@@ -168,20 +173,20 @@ def _sum_of_parts(x: Array, ways: int, of: Callable[[Array], Array]) -> Array:
     return functools.reduce(jnp.add, [of(x[i * length : (i + 1) * length]) for i in range(ways)])
 
 
-def _sampled_probes(x: Array, key: Callable, least: Array | int, model_axis: AxisName | None) -> Array:
+def _sampled_probes(bits: Array, least: Array | int, model_axis: AxisName | None) -> Array:
     """Keys that a sample takes to lie evenly around the one at rank `least`."""
-    dtype = jax.eval_shape(key, x).dtype
-    if x.size < SAMPLED:
+    dtype = bits.dtype
+    if bits.size < SAMPLED:
         return _even_probes(dtype)
-    sample = key(_sample(x))
+    sample = _sample(bits)
     shards = 1
     if model_axis is not None:
         sample = _axis.all_gather(sample, model_axis).reshape(-1)
         shards = _axis.axis_size(model_axis)
-    rank = jnp.asarray(least, jnp.float32) * np.float32(sample.size / (x.size * shards))
+    rank = jnp.asarray(least, jnp.float32) * np.float32(sample.size / (bits.size * shards))
     spread = np.float32(SPREAD) * jnp.sqrt(rank) + np.float32(1)
     ranks = jnp.clip(jnp.stack([rank + spread, rank - spread]), 1, sample.size).astype(jnp.int32)
-    of_rank = jax.vmap(lambda rank: _search(sample, lambda keys: keys, rank, rank, _even_probes(dtype)).low)
+    of_rank = jax.vmap(lambda rank: _search(sample, rank, rank, _even_probes(dtype)).low)
     below, above = of_rank(ranks)
     return below + (above - below) // dtype.type(PROBES - 1) * jnp.arange(PROBES, dtype=dtype)
 
