@@ -1,7 +1,12 @@
 """Collectives under a named axis, alike in shard_map (check_vma on or off), pmap and vmap."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 
 from zen_jax._typing import Array, AxisName
 
@@ -47,3 +52,35 @@ def all_gather(x: Array, axis_name: AxisName) -> Array:
 def all_to_all(x: Array, axis_name: AxisName) -> Array:
     """Row i of x [n, ...] goes to worker i; row i of the result came from worker i."""
     return lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0)
+
+
+def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> Array:
+    """Sends x from source to target of each pair; what workers receive that are no target is unspecified."""
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    if not all(axis in manual for axis in axis_names(axis_name)):
+        # vmap, where nothing travels, takes whole permutations only.
+        workers = range(axis_size(axis_name))
+        sources, targets = ([pair[end] for pair in pairs] for end in (0, 1))
+        idle = zip(sorted(set(workers) - set(sources)), sorted(set(workers) - set(targets)), strict=True)
+        pairs = [*pairs, *idle]
+    return lax.ppermute(x, axis_name, pairs)
+
+
+def replicated(x: Array, axis_name: AxisName) -> Array:
+    """x, which is the same on every worker, typed so where shard_map tracks it; nothing travels."""
+    if not any(axis in _varying(x) for axis in axis_names(axis_name)):
+        return x
+    return _replicated_p.bind(x, axes=axis_names(axis_name))
+
+
+# JAX's own way from varying to invarying is a collective; recursive doubling ends with equal sums without one.
+_replicated_p = Primitive("zen_replicated")
+_replicated_p.def_impl(lambda x, axes: x)
+mlir.register_lowering(_replicated_p, lambda context, x, axes: [x])
+batching.defvectorized(_replicated_p)
+
+
+@_replicated_p.def_abstract_eval
+def _(x: Any, axes: tuple) -> Any:
+    kind = x.manual_axis_type
+    return x.update(manual_axis_type=kind.update(varying=kind.varying - frozenset(axes)))

@@ -10,5 +10,5 @@ Array: TypeAlias = jax.Array
 ArrayLike: TypeAlias = jax.Array | np.ndarray | int
 AxisName: TypeAlias = Hashable | tuple[Hashable, ...]
 PyTree: TypeAlias = Any
-Capacity: TypeAlias = int | tuple[int, int] | None
+Capacity: TypeAlias = int | tuple[int | None, ...] | None
 Unit: TypeAlias = str | int

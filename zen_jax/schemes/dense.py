@@ -7,6 +7,7 @@ from zen_jax import _axis
 from zen_jax._typing import Array, AxisName
 from zen_jax.info import Info, make_info
 from zen_jax.kernels.aggregate import accumulator_dtype
+from zen_jax.schemes.request import Request
 
 UNROLLED_WORKERS = 32
 
@@ -16,27 +17,39 @@ def dense_bytes(elements: int, dtype: jnp.dtype, n: int) -> float:
     return (n - 1) / n * elements * jnp.dtype(dtype).itemsize
 
 
-def dense(x: Array, axis_name: AxisName, *, op: str) -> Array:
+def dense(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
     """`psum` or `pmean`. 16-bit floats take `dense_ordered`, which sums them in float32 at 16-bit traffic."""
     if accumulator_dtype(x.dtype) != x.dtype:
-        return dense_ordered(x, axis_name, op=op)
-    return lax.psum(x, axis_name) if op == "sum" else lax.pmean(x, axis_name)
+        return dense_ordered(x, axis_name, request)
+    total = lax.psum(x, axis_name) if request.op == "sum" else lax.pmean(x, axis_name)
+    return total, _info(x.size, x.dtype, _axis.axis_size(axis_name))
 
 
-def dense_ordered(x: Array, axis_name: AxisName, *, op: str) -> Array:
+def dense_ordered(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
     """Dense all-reduce that sums in worker order: the bits that `zen` gives, at the traffic of `psum`."""
     n = _axis.axis_size(axis_name)
     chunks = jnp.pad(x.reshape(-1), (0, -x.size % n)).reshape(n, -1)
-    received = _axis.all_to_all(chunks, axis_name).astype(accumulator_dtype(x.dtype))
-    # Unrolled, the sums fuse into one pass over what was received.
+    total = sum_in_order(_axis.all_to_all(chunks, axis_name), request.divisor(n))
+    return _axis.all_gather(total, axis_name).reshape(-1)[: x.size].reshape(x.shape), _info(x.size, x.dtype, n)
+
+
+def sum_in_order(parts: Array, divisor: int) -> Array:
+    """[n, ...] to [...]: the sum over workers in their order, divided; 16-bit floats in float32, rounded once."""
+    n, dtype = parts.shape[0], parts.dtype
+    parts = parts.astype(accumulator_dtype(dtype))
+    # Unrolled, the sums fuse into one pass over the parts.
     unroll = n <= UNROLLED_WORKERS
-    total = lax.fori_loop(1, n, lambda worker, acc: acc + received[worker], received[0], unroll=unroll)
+    total = lax.fori_loop(1, n, lambda worker, acc: acc + parts[worker], parts[0], unroll=unroll)
+    return divide(total, divisor).astype(dtype)
+
+
+def divide(total: Array, divisor: int) -> Array:
+    """Multiplies sums by the reciprocal of `divisor`, with no -0.0 among the sums."""
     # Zeros do not travel in zen, so no sum there is -0.0. XLA would fold an addition of +0 away.
     total = jnp.where(total == 0, jnp.zeros_like(total), total)
-    total = (total * (1 / total.dtype.type(n)) if op == "mean" else total).astype(x.dtype)
-    return _axis.all_gather(total, axis_name).reshape(-1)[: x.size].reshape(x.shape)
+    return total * (1 / total.dtype.type(divisor)) if divisor > 1 else total
 
 
-def dense_info(elements: int, dtype: jnp.dtype, n: int) -> Info:
+def _info(elements: int, dtype: jnp.dtype, n: int) -> Info:
     moved = dense_bytes(elements, dtype, n)
     return make_info(bytes_pushed=moved, bytes_pulled=moved, bytes_dense=2 * moved, dense_taken=1.0)

@@ -12,16 +12,18 @@ SMALLEST_SHARE = 1 / 1024
 SMALLEST_BYTES = 4 << 10  # below this a message costs latency, not bytes
 
 
-def ladder(top: int, capacity: int | None, unit_bytes: int) -> tuple[int, ...]:
+def ladder(top: int, capacity: int | None, unit_bytes: int, ratio: float = DEFAULT_RATIO) -> tuple[int, ...]:
     """Capacities in ascending order, up to `top`.
 
-    Without a plan they grow by a quarter from a 1024th of `top` or 4 KiB, so that a larger message is at most a
-    quarter larger than what it carries. With one, the first fits the steady state and the next catch what outgrows it.
+    Without a plan they grow by `ratio`, a quarter, from a 1024th of `top` or 4 KiB, so that a larger message is at most
+    a quarter larger than what it carries. With one, the first fits the steady state and the next catch what
+    outgrows it.
 
     Args:
       top: units that always fit, at least 1.
       capacity: units expected in the fullest message, or None.
       unit_bytes: bytes of one unit.
+      ratio: of one rung to the one below it, without a plan.
 
     >>> ladder(1000, 300, unit_bytes=4)
     (300, 338, 375, 450, 600, 1000)
@@ -33,10 +35,15 @@ def ladder(top: int, capacity: int | None, unit_bytes: int) -> tuple[int, ...]:
     else:
         rungs = [max(1, math.ceil(top * SMALLEST_SHARE), SMALLEST_BYTES // unit_bytes)]
         while rungs[-1] < top:
-            rungs.append(math.ceil(rungs[-1] * DEFAULT_RATIO))
+            rungs.append(math.ceil(rungs[-1] * ratio))
     return tuple(sorted({rung for rung in rungs if rung < top} | {top}))
 
 
 def rung_for(count: Array, rungs: tuple[int, ...]) -> Array:
     """Index of the smallest rung that holds `count` units (len(rungs) where none does)."""
     return jnp.sum(count > jnp.array(rungs, jnp.int32), dtype=jnp.int32)
+
+
+def rounds(fullest: Array, planned: int | None) -> Array:
+    """Messages of the planned capacity that the fullest one would fill: 1 while the plan holds, or without one."""
+    return jnp.maximum(jnp.ceil(fullest / planned), 1.0).astype(jnp.float32) if planned else jnp.ones((), jnp.float32)

@@ -1,7 +1,8 @@
-"""Which server owns which unit: the tile rotation, or the paper's MurmurHash with tables and Algorithm 1."""
+"""Which server owns which unit: the tile rotation, the paper's MurmurHash with tables, or contiguous ranges."""
 
 from typing import Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -24,6 +25,12 @@ class Partitioning(Protocol):
     def decode(self, words: Array, values: Array) -> Array:
         """As `zen_jax.kernels.hash_bitmap_decode`, on values [n, C, D]."""
 
+    def indices(self, positions: Array) -> Array:
+        """int32 [n, C]: which unit lies at each of server s's positions in row s of `positions` int32 [n, C].
+
+        They ascend where positions do. Positions beyond those that a server owns name no unit below U.
+        """
+
 
 def partitioning(name: str, units: int, n: int, seed: int) -> Partitioning:
     """The partitioning called `name` ("tile" or "murmur") of `units` units over n servers."""
@@ -43,6 +50,9 @@ class TileRotation:
 
     def decode(self, words: Array, values: Array) -> Array:
         return kernels.hash_bitmap_decode(words, values, self.units, seed=self.seed)
+
+    def indices(self, positions: Array) -> Array:
+        return hashing.index_of(np.arange(self.n)[:, None], positions, self.n, self.seed)
 
 
 class MurmurTables:
@@ -73,3 +83,34 @@ class MurmurTables:
 
     def decode(self, words: Array, values: Array) -> Array:
         return decode_at(words, values, jnp.asarray(self.server), jnp.asarray(self.position))
+
+    def indices(self, positions: Array) -> Array:
+        by_server = np.argsort(self.server, kind="stable").astype(np.int32)
+        sizes = np.bincount(self.server, minlength=self.n)
+        owned = positions < sizes.astype(np.int32)[:, None]
+        at = np.cumsum(sizes, dtype=np.int32)[:, None] - sizes.astype(np.int32)[:, None] + positions
+        return jnp.where(owned, jnp.asarray(by_server)[jnp.where(owned, at, 0)], self.units)
+
+
+class Contiguous:
+    """Even ranges of ceil(U/n) consecutive units, as if non-zeros lay evenly: what the paper shows to be imbalanced."""
+
+    def __init__(self, units: int, n: int) -> None:
+        self.units, self.n = units, n
+        self.size = -(-units // n)
+
+    def partition(self, x: Array, capacity: int) -> tuple[Array, Array, Array]:
+        ranges = jnp.pad(x, ((0, self.n * self.size - self.units), (0, 0))).reshape(self.n, self.size, -1)
+        positions, values, counts = jax.vmap(lambda units: kernels.partition(units, 1, capacity))(ranges)
+        return positions[:, 0], values[:, 0], counts[:, 0]
+
+    def decode(self, words: Array, values: Array) -> Array:
+        return each_decoded(words, values, self.size).reshape(-1, values.shape[2])[: self.units]
+
+    def indices(self, positions: Array) -> Array:
+        return np.arange(self.n, dtype=np.int32)[:, None] * np.int32(self.size) + positions
+
+
+def each_decoded(words: Array, values: Array, size: int) -> Array:
+    """[n, size, D] from bitmaps [n, W] over `size` positions and their units [n, C, D], each by itself."""
+    return jax.vmap(lambda words, values: kernels.hash_bitmap_decode(words[None], values[None], size))(words, values)

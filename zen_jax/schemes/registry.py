@@ -1,59 +1,37 @@
-"""The schemes by name, each with one signature."""
+"""The schemes by name, each with one signature, and how many exchanges a capacity can be given for."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
-from zen_jax import _axis
-from zen_jax._typing import Array, AxisName
 from zen_jax.errors import check_choice
-from zen_jax.info import Info
-from zen_jax.schemes import dense as dense_module
-from zen_jax.schemes.partitioning import partitioning
-from zen_jax.schemes.zen import zen
+from zen_jax.schemes import agsparse, dense, omnireduce, servers, sparcml, sparse_ps, zen
+from zen_jax.schemes.request import Request as Request
+from zen_jax.schemes.request import Scheme
 
 
-class Request(NamedTuple):
-    """What a scheme needs to know beside the units and the axis."""
-
-    op: str = "mean"
-    capacity: tuple[int | None, int | None] = (None, None)
-    hash: str = "tile"
-    seed: int = 0
+class _Entry(NamedTuple):
+    run: Scheme
+    exchanges: Callable[[int], int | None]  # of n workers; None where a scheme has no use for capacities
 
 
-Scheme = Callable[[Array, AxisName, Request], tuple[Array, Info]]
+def _no_capacity(n: int) -> None:
+    return None
 
 
-def _dense(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
-    info = dense_module.dense_info(x.size, x.dtype, _axis.axis_size(axis_name))
-    return dense_module.dense(x, axis_name, op=request.op), info
+def _push_and_pull(n: int) -> int:
+    return servers.EXCHANGES
 
 
-def _dense_ordered(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
-    info = dense_module.dense_info(x.size, x.dtype, _axis.axis_size(axis_name))
-    return dense_module.dense_ordered(x, axis_name, op=request.op), info
-
-
-def _balanced(dense_fallback: bool) -> Scheme:
-    def scheme(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
-        hashed = partitioning(request.hash, x.shape[0], _axis.axis_size(axis_name), request.seed)
-        return zen(
-            x,
-            axis_name,
-            op=request.op,
-            hashed=hashed,
-            capacity=request.capacity,
-            dense_fallback=dense_fallback,
-        )
-
-    return scheme
-
-
-_SCHEMES: dict[str, Scheme] = {
-    "dense": _dense,
-    "dense_ordered": _dense_ordered,
-    "zen": _balanced(dense_fallback=False),
-    "auto": _balanced(dense_fallback=True),
+_SCHEMES: dict[str, _Entry] = {
+    "dense": _Entry(dense.dense, _no_capacity),
+    "dense_ordered": _Entry(dense.dense_ordered, _no_capacity),
+    "zen": _Entry(zen.zen, _push_and_pull),
+    "auto": _Entry(partial(zen.zen, dense_fallback=True), _push_and_pull),
+    "agsparse": _Entry(agsparse.agsparse, lambda n: agsparse.EXCHANGES),
+    "sparcml": _Entry(sparcml.sparcml, lambda n: len(sparcml.stages(n))),
+    "omnireduce": _Entry(omnireduce.omnireduce, _push_and_pull),
+    "sparse_ps": _Entry(sparse_ps.sparse_ps, _push_and_pull),
 }
 
 
@@ -61,7 +39,7 @@ def names() -> tuple[str, ...]:
     """The names that `scheme=` takes.
 
     >>> names()
-    ('dense', 'dense_ordered', 'zen', 'auto')
+    ('dense', 'dense_ordered', 'zen', 'auto', 'agsparse', 'sparcml', 'omnireduce', 'sparse_ps')
     """
     return tuple(_SCHEMES)
 
@@ -69,4 +47,16 @@ def names() -> tuple[str, ...]:
 def get(name: str) -> Scheme:
     """The scheme called `name`; a ValueError lists the names where there is none."""
     check_choice("scheme", name, names())
-    return _SCHEMES[name]
+    return _SCHEMES[name].run
+
+
+def exchanges(name: str, n: int) -> int | None:
+    """How many capacities a scheme takes among n workers, in order; None for one that ignores them.
+
+    zen, auto, omnireduce and sparse_ps push and pull; agsparse gathers; sparcml has one for each stage.
+
+    >>> exchanges("zen", 8), exchanges("sparcml", 8), exchanges("sparcml", 6), exchanges("dense", 8)
+    (2, 3, 4, None)
+    """
+    check_choice("scheme", name, names())
+    return _SCHEMES[name].exchanges(n)

@@ -1,0 +1,149 @@
+"""Pull formats: how every worker gets all servers' shards.
+
+A shard travels in two messages. The first, the header, has a fixed size and tells how many non-zero units follow, so
+that all workers agree on the room for the second, the body.
+"""
+
+from typing import Protocol
+
+import jax.numpy as jnp
+from jax import lax
+
+from zen_jax import kernels
+from zen_jax._typing import Array, AxisName
+from zen_jax.errors import check_choice
+from zen_jax.formats import bitmap, coo, hash_bitmap
+from zen_jax.formats.words import WORD_BYTES, from_words, to_words, words_for
+from zen_jax.kernels._bits import bitmap_words, pack_bits
+from zen_jax.schemes.partitioning import Partitioning
+
+Shard = tuple[Array, ...]
+"""What `encode` keeps of a shard for `pack`."""
+
+
+class PullFormat(Protocol):
+    """One way to send shards [T, D] of a partitioning."""
+
+    smallest_room: int  # units that every body has room for
+
+    def __init__(self, partitioning: Partitioning, width: int, dtype: jnp.dtype) -> None:
+        """For units of `width` elements of `dtype`."""
+
+    def message_bytes(self, capacity: int) -> int:
+        """Bytes of header and body, with room for `capacity` units."""
+
+    def encode(self, shard: Array, axis_name: AxisName) -> tuple[Array, Array, Shard]:
+        """The header uint32 [H] without the count, the number of non-zero units, and what `pack` needs."""
+
+    def pack(self, shard: Shard, count: Array, capacity: int) -> Array:
+        """The body uint32 [B] with room for `capacity` units."""
+
+    def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
+        """The whole [U, D] from all servers' headers [n, H] and bodies [n, B]."""
+
+
+class HashBitmap:
+    """One bit for each unit of the server's own, and the non-zero units: the paper's Algorithm 2."""
+
+    smallest_room = 1
+
+    def __init__(self, partitioning: Partitioning, width: int, dtype: jnp.dtype) -> None:
+        self.partitioning, self.width, self.dtype = partitioning, width, dtype
+
+    def message_bytes(self, capacity: int) -> int:
+        return hash_bitmap.message_bytes(self.partitioning.size, capacity, self.width, self.dtype)
+
+    def encode(self, shard: Array, axis_name: AxisName) -> tuple[Array, Array, Shard]:
+        words, values, count = kernels.hash_bitmap_encode(shard, self.partitioning.size)
+        return words, count, (values,)
+
+    def pack(self, shard: Shard, count: Array, capacity: int) -> Array:
+        return hash_bitmap.pack_units(shard[0][:capacity], count)
+
+    def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
+        values = hash_bitmap.unpack_units(bodies, capacity, self.width, self.dtype)
+        return self.partitioning.decode(headers, values)
+
+
+class Bitmap(HashBitmap):
+    """One bit for each unit of the whole tensor, n times the hash bitmap's, and the non-zero units of the server."""
+
+    def message_bytes(self, capacity: int) -> int:
+        return hash_bitmap.message_bytes(self.partitioning.units, capacity, self.width, self.dtype)
+
+    def encode(self, shard: Array, axis_name: AxisName) -> tuple[Array, Array, Shard]:
+        words, count, kept = super().encode(shard, axis_name)
+        own = self._indices()[lax.axis_index(axis_name)][None]
+        held = bitmap.get_bits(words[None], jnp.arange(self.partitioning.size, dtype=jnp.int32)[None])
+        return bitmap.set_bits(own, held, self.partitioning.units)[0], count, kept
+
+    def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
+        held = bitmap.get_bits(headers, self._indices())
+        return super().decode(jnp.stack([pack_bits(bits) for bits in held]), bodies, capacity)
+
+    def _indices(self) -> Array:
+        n, size = self.partitioning.n, self.partitioning.size
+        return self.partitioning.indices(jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (n, size)))
+
+
+class Coo:
+    """Position and values of each non-zero unit."""
+
+    smallest_room = 1
+
+    def __init__(self, partitioning: Partitioning, width: int, dtype: jnp.dtype) -> None:
+        self.partitioning, self.width, self.dtype = partitioning, width, dtype
+
+    def message_bytes(self, capacity: int) -> int:
+        return WORD_BYTES + coo.message_bytes(capacity, self.width, self.dtype)
+
+    def encode(self, shard: Array, axis_name: AxisName) -> tuple[Array, Array, Shard]:
+        positions, values, counts = kernels.partition(shard, 1, self.partitioning.size)
+        return _no_words(shard), counts[0], (positions, values)
+
+    def pack(self, shard: Shard, count: Array, capacity: int) -> Array:
+        positions, values = shard
+        return coo.pack(positions[:, :capacity], values[:, :capacity], count[None])[0]
+
+    def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
+        positions, values, counts = coo.unpack(bodies, capacity, self.width, self.dtype)
+        # Servers share no unit: the sum over them only puts units where they belong.
+        return kernels.aggregate(self.partitioning.indices(positions), values, counts, self.partitioning.units)
+
+
+class Dense:
+    """The whole shard, zeros included."""
+
+    def __init__(self, partitioning: Partitioning, width: int, dtype: jnp.dtype) -> None:
+        self.partitioning, self.width, self.dtype = partitioning, width, dtype
+        self.smallest_room = partitioning.size
+
+    def message_bytes(self, capacity: int) -> int:
+        return WORD_BYTES * (1 + words_for(self.partitioning.size * self.width, self.dtype))
+
+    def encode(self, shard: Array, axis_name: AxisName) -> tuple[Array, Array, Shard]:
+        count = kernels.partition(shard, 1, 1)[2][0]
+        return _no_words(shard), count, (shard,)
+
+    def pack(self, shard: Shard, count: Array, capacity: int) -> Array:
+        return to_words(shard[0].reshape(-1))
+
+    def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
+        n, size = bodies.shape[0], self.partitioning.size
+        values = from_words(bodies, size * self.width, self.dtype).reshape(n, size, self.width)
+        every_bit = jnp.full_like(bodies, 0xFFFFFFFF, shape=(n, bitmap_words(size)))
+        return self.partitioning.decode(every_bit, values)
+
+
+def _no_words(like: Array) -> Array:
+    return jnp.zeros_like(like, jnp.uint32, shape=(0,))
+
+
+_FORMATS: dict[str, type[PullFormat]] = {"coo": Coo, "bitmap": Bitmap, "hash_bitmap": HashBitmap, "dense": Dense}
+PULL_FORMATS = tuple(_FORMATS)
+
+
+def pull_format(name: str, partitioning: Partitioning, width: int, dtype: jnp.dtype) -> PullFormat:
+    """The format called `name` for shards of a partitioning."""
+    check_choice("pull_format", name, PULL_FORMATS)
+    return _FORMATS[name](partitioning, width, dtype)

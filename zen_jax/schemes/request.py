@@ -1,0 +1,30 @@
+"""What a scheme needs to know beside the units and the axis."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from zen_jax._typing import Array, AxisName
+from zen_jax.info import Info
+
+
+class Request(NamedTuple):
+    """The arguments of `all_reduce` that schemes read; each ignores those that it has no use for."""
+
+    op: str = "mean"
+    capacity: tuple[int | None, ...] = ()
+    hash: str = "tile"
+    seed: int = 0
+    push_format: str = "coo"
+    pull_format: str = "hash_bitmap"
+
+    def planned(self, exchange: int) -> int | None:
+        """Units expected in the fullest message of a scheme's exchange, counted from 0; None where nobody said."""
+        return self.capacity[exchange] if exchange < len(self.capacity) else None
+
+    def divisor(self, n: int) -> int:
+        """What the sum over n workers is divided by."""
+        return n if self.op == "mean" else 1
+
+
+Scheme = Callable[[Array, AxisName, Request], tuple[Array, Info]]
+"""From this worker's units [U, m] to the reduced [U, m], bitwise equal on all workers, and what it took."""

@@ -1,0 +1,162 @@
+"""The exchange of every scheme with servers: push to them, aggregation, and pull.
+
+What the paper calls Point-to-point, One-shot aggregation and Parallelism; the partitioning decides about the balance.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from zen_jax import _axis
+from zen_jax._typing import Array, AxisName
+from zen_jax.formats import hash_bitmap
+from zen_jax.info import Info, make_info
+from zen_jax.schemes.dense import dense_bytes, dense_ordered
+from zen_jax.schemes.ladder import ladder, rounds, rung_for
+from zen_jax.schemes.partitioning import Partitioning
+from zen_jax.schemes.pull import PullFormat, pull_format
+from zen_jax.schemes.push import message_bytes, push
+from zen_jax.schemes.request import Request
+
+EXCHANGES = 2  # push, pull
+COUNT_BYTES = 8  # what the agreement on the push capacity moves, from each worker to each
+
+Buckets = tuple[Array, Array, Array]
+
+
+class _Exchange(NamedTuple):
+    """What is fixed when the exchange is traced."""
+
+    axis_name: AxisName
+    n: int
+    partitioning: Partitioning
+    width: int
+    dtype: jnp.dtype
+    request: Request
+    pull_format: PullFormat
+
+    def push_bytes(self, capacity: int) -> int:
+        moved = message_bytes(self.request.push_format, self.partitioning.size, capacity, self.width, self.dtype)
+        return moved + COUNT_BYTES
+
+
+def reduce_on_servers(
+    x: Array, axis_name: AxisName, partitioning: Partitioning, request: Request, *, dense_fallback: bool = False
+) -> tuple[Array, Info]:
+    """All-reduces the non-zero units of x: each server sums the units that it owns, and all workers get all sums.
+
+    Nothing is ever dropped: a message that outgrows a rung of the capacity ladder takes the next one, and the last
+    holds every unit. With `dense_fallback` the ladder ends where sparse traffic could exceed dense traffic, and
+    `dense_ordered` takes over. Sums run in worker order on every path.
+
+    Args:
+      x: float [U, m], this worker's gradient cut into units.
+      axis_name: the workers' axis.
+      partitioning: which server owns which unit.
+      request: op, formats, and the units expected in the fullest push and pull message.
+      dense_fallback: whether to go dense when sparse messages would move more bytes.
+
+    Returns:
+      The reduced [U, m], bitwise equal on all workers, and what it took.
+
+    Source: ZEN (OSDI 2025), section 3.
+    """
+    units, width = x.shape
+    n, size = _axis.axis_size(axis_name), partitioning.size
+    pulled = pull_format(request.pull_format, partitioning, width, x.dtype)
+    exchange = _Exchange(axis_name, n, partitioning, width, x.dtype, request, pulled)
+    top = _sparse_limit(exchange) if dense_fallback else size
+    if top == 0:
+        return dense_ordered(x, axis_name, request)
+    *buckets, counts = partitioning.partition(x, top)
+    fullest, push_stats = _agree_on_push(counts, units, exchange)
+    if not dense_fallback:
+        return _exchange_sparse(exchange, top, (*buckets, counts), fullest, push_stats)
+
+    def sparse(_: Array) -> tuple[Array, Info]:
+        return _exchange_sparse(exchange, top, (*buckets, counts), fullest, push_stats)
+
+    def dense(x: Array) -> tuple[Array, Info]:
+        reduced, info = dense_ordered(x, axis_name, request)
+        return reduced, info._replace(**push_stats)
+
+    return lax.cond(fullest > top, dense, sparse, x)
+
+
+def _sparse_limit(exchange: _Exchange) -> int:
+    """The largest push capacity with which push and pull cannot move more bytes than a dense all-reduce."""
+    size = exchange.partitioning.size
+
+    def moved(capacity: int) -> int:
+        return exchange.push_bytes(capacity) + exchange.pull_format.message_bytes(min(size, exchange.n * capacity))
+
+    low, high = 0, size
+    budget = 2 * size * exchange.width * exchange.dtype.itemsize
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if moved(middle) <= budget else (low, middle - 1)
+    return low
+
+
+def _agree_on_push(counts: Array, units: int, exchange: _Exchange) -> tuple[Array, dict[str, Array]]:
+    """The fullest push message of any worker, and the statistics of Info that are known by then."""
+    # One tiny collective carries the exact maximum and, as float bits, the total.
+    total_bits = lax.bitcast_convert_type(jnp.sum(counts, dtype=jnp.float32), jnp.int32)
+    table = _axis.all_gather(jnp.stack([jnp.max(counts), total_bits]), exchange.axis_name)
+    fullest_by_worker = table[:, 0]
+    totals = lax.bitcast_convert_type(table[:, 1], jnp.float32)
+    fullest = jnp.max(fullest_by_worker)
+    imbalance = exchange.n * fullest_by_worker.astype(jnp.float32) / jnp.maximum(totals, 1.0)
+    return fullest, {
+        "density": jnp.mean(totals) / units,
+        "imbalance_push": jnp.max(imbalance),
+        "rounds": rounds(fullest, exchange.request.planned(0)),
+    }
+
+
+def _exchange_sparse(
+    exchange: _Exchange, top: int, buckets: Buckets, fullest: Array, stats: dict[str, Array]
+) -> tuple[Array, Info]:
+    axis_name, n, partitioning, width, dtype, request, pulled = exchange
+    unit_bytes = width * dtype.itemsize
+    push_rungs = ladder(top, request.planned(0), unit_bytes)
+    pull_rungs = ladder(partitioning.size, request.planned(1), unit_bytes)
+    pull_rungs = tuple(sorted({max(capacity, pulled.smallest_room) for capacity in pull_rungs}))
+
+    def push_with(capacity: int) -> Callable[..., Array]:
+        def branch(positions: Array, values: Array, counts: Array) -> Array:
+            cut = positions[:, :capacity], values[:, :capacity], counts
+            return push(request.push_format, cut, partitioning.size, axis_name, request.divisor(n))
+
+        return branch
+
+    def pull_with(capacity: int) -> Callable[..., Array]:
+        def branch(headers: Array, count: Array, *shard: Array) -> Array:
+            bodies = _axis.all_gather(pulled.pack(shard, count, capacity), axis_name)
+            return pulled.decode(headers, bodies, capacity)
+
+        return branch
+
+    push_rung = rung_for(fullest, push_rungs)
+    summed = lax.switch(push_rung, [push_with(c) for c in push_rungs], *buckets)
+    words, count, shard = pulled.encode(summed, axis_name)
+    # The count goes with the header: one collective less.
+    headers, shard_counts = hash_bitmap.unpack_bitmap(
+        _axis.all_gather(hash_bitmap.pack_bitmap(words, count), axis_name)
+    )
+    pull_rung = rung_for(jnp.max(shard_counts), pull_rungs)
+    reduced = lax.switch(pull_rung, [pull_with(c) for c in pull_rungs], headers, count, *shard)
+
+    reduced_units = jnp.sum(shard_counts, dtype=jnp.float32)
+    push_bytes = jnp.array([exchange.push_bytes(c) for c in push_rungs], jnp.float32)
+    pull_bytes = jnp.array([pulled.message_bytes(c) for c in pull_rungs], jnp.float32)
+    return reduced, make_info(
+        density_reduced=reduced_units / reduced.shape[0],
+        bytes_pushed=(n - 1) * push_bytes[push_rung],
+        bytes_pulled=(n - 1) * pull_bytes[pull_rung],
+        bytes_dense=2 * dense_bytes(reduced.size, dtype, n),
+        imbalance_pull=n * jnp.max(shard_counts).astype(jnp.float32) / jnp.maximum(reduced_units, 1.0),
+        **stats,
+    )

@@ -1,0 +1,142 @@
+"""SparCML: Hierarchical Centralization by recursive doubling, with incremental aggregation and a switch to dense."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from zen_jax import _axis, kernels
+from zen_jax._typing import Array, AxisName
+from zen_jax.formats import coo
+from zen_jax.formats.words import WORD_BYTES
+from zen_jax.info import Info, make_info
+from zen_jax.kernels.aggregate import accumulator_dtype
+from zen_jax.schemes.dense import dense_bytes, divide
+from zen_jax.schemes.ladder import ladder, rounds, rung_for
+from zen_jax.schemes.request import Request
+
+# Each of log2 n stages compiles its own ladder: with rungs as near each other as those of schemes with one exchange,
+# compiling would take log2 n times as long.
+UNPLANNED_RATIO = 2.0
+
+
+class _Stage(NamedTuple):
+    """Who sends to whom, (source, target). Only the first `alive` workers hold sums of interest."""
+
+    kind: str  # "fold", "double" or "return"
+    pairs: tuple[tuple[int, int], ...]
+    alive: int
+
+
+def stages(n: int) -> list[_Stage]:
+    """Workers beyond a power of two first fold theirs into another's and at the end get the result back.
+
+    >>> [(stage.kind, stage.pairs) for stage in stages(3)]
+    [('fold', ((2, 0),)), ('double', ((0, 1), (1, 0))), ('return', ((0, 2),))]
+    """
+    power = 1 << (n.bit_length() - 1)
+    extra = tuple((worker, worker - power) for worker in range(power, n))
+    doubling = [
+        _Stage("double", tuple((worker, worker ^ 1 << bit) for worker in range(power)), power)
+        for bit in range(power.bit_length() - 1)
+    ]
+    if not extra:
+        return doubling
+    back = tuple((target, source) for source, target in extra)
+    return [_Stage("fold", extra, n), *doubling, _Stage("return", back, power)]
+
+
+def sparcml(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
+    """All-reduces units [U, m]. Every worker adds the same partial sums in the same order, that of its tree.
+
+    Partial sums travel in the dtype that they accumulate in, so 16-bit floats move as float32 and round once. A partial
+    sum goes dense where two workers' units together could fill as many bytes as the dense tensor, and all workers' do
+    then, because all must run one collective. The result's way back to the workers beyond a power of two is pull, all
+    else is push: for each stage the bytes that one worker of it sends.
+
+    Source: SparCML (SC 2019), SSAR recursive doubling; ZEN (OSDI 2025), section 3.1.
+    """
+    n = _axis.axis_size(axis_name)
+    units = x.shape[0]
+    total = x.astype(accumulator_dtype(x.dtype))
+    fills, done = jnp.zeros((), bool), []
+    for number, stage in enumerate(stages(n)):
+        total, sent = _run(stage, total, fills, request.planned(number), axis_name)
+        fills = sent.dense | sent.fills
+        done.append((stage.kind == "return", sent))
+    reduced = _axis.replicated(divide(total, request.divisor(n)).astype(x.dtype), axis_name)
+    return reduced, make_info(
+        density=jnp.mean(done[0][1].counts.astype(jnp.float32)) / units,
+        density_reduced=kernels.partition(reduced, 1, 1)[2][0] / units,
+        bytes_pushed=sum(sent.bytes for pull, sent in done if not pull),
+        bytes_pulled=sum(sent.bytes for pull, sent in done if pull),
+        bytes_dense=2 * dense_bytes(x.size, x.dtype, n),
+        rounds=jnp.max(jnp.stack([sent.rounds for _, sent in done])),
+        dense_taken=jnp.any(jnp.stack([sent.dense for _, sent in done])),
+    )
+
+
+class _Sent(NamedTuple):
+    """What a stage did: scalars, but for the counts."""
+
+    counts: Array  # int32 [n], each worker's non-zero units before the stage
+    bytes: Array  # that one worker sent
+    rounds: Array
+    dense: Array  # whether sums travelled dense
+    fills: Array  # whether two workers' units together could fill as many bytes as the dense tensor
+
+
+def _run(stage: _Stage, total: Array, go_dense: Array, planned: int | None, axis_name: AxisName) -> tuple[Array, _Sent]:
+    """The total after a stage, sent dense where `go_dense` says so or no sparse message could hold it."""
+    n = _axis.axis_size(axis_name)
+    units, width = total.shape
+    unit_bytes = width * total.dtype.itemsize
+    dense_from = -(-units * unit_bytes // (WORD_BYTES + unit_bytes))
+    top = max(1, dense_from - 1)
+    rungs = ladder(top, planned, unit_bytes, UNPLANNED_RATIO)
+
+    sources = np.arange(n)
+    for source, target in stage.pairs:
+        sources[target] = source
+    me = lax.axis_index(axis_name)
+    source = jnp.asarray(sources)[me]
+    receives, alive = source != me, me < stage.alive
+    replaces = receives & (stage.kind == "return")
+
+    positions, values, count = kernels.partition(total, 1, top)
+    counts = _axis.all_gather(jnp.where(alive, count[0], 0), axis_name)
+    # The lower worker's goes first, on both sides: equal bits even where NaNs meet.
+    mine_first = me < source
+
+    def sparse(capacity: int) -> Callable[..., Array]:
+        def branch(total: Array, positions: Array, values: Array, count: Array) -> Array:
+            message = coo.pack(positions[:, :capacity], values[:, :capacity], count)
+            theirs = coo.unpack(_axis.permute(message, axis_name, stage.pairs), capacity, width, total.dtype)
+            mine = positions[:, :capacity], values[:, :capacity], jnp.where(replaces, 0, count)
+            theirs = *theirs[:2], jnp.where(receives, theirs[2], 0)
+            pair = (
+                jnp.where(mine_first, jnp.concatenate([a, b]), jnp.concatenate([b, a]))
+                for a, b in zip(mine, theirs, strict=True)
+            )
+            return kernels.aggregate(*pair, units)
+
+        return branch
+
+    def dense(total: Array, *_: Array) -> Array:
+        theirs = _axis.permute(total, axis_name, stage.pairs)
+        summed = jnp.where(mine_first, total, theirs) + jnp.where(mine_first, theirs, total)
+        return jnp.where(replaces, theirs, jnp.where(receives, summed, total))
+
+    rung = jnp.where(go_dense, len(rungs), rung_for(jnp.max(counts), rungs))
+    total = lax.switch(rung, [*map(sparse, rungs), dense], total, positions, values, count)
+    message_bytes = [coo.message_bytes(c, width, total.dtype) for c in rungs] + [units * unit_bytes]
+    first, second = np.array(stage.pairs).T
+    return total, _Sent(
+        counts,
+        bytes=jnp.array(message_bytes, jnp.float32)[rung] + (n - 1) * WORD_BYTES,
+        rounds=rounds(jnp.where(rung < len(rungs), jnp.max(counts), 0), planned),
+        dense=rung == len(rungs),
+        fills=jnp.any(counts[first] + counts[second] >= dense_from),
+    )

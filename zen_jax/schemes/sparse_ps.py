@@ -1,0 +1,17 @@
+"""Sparse parameter servers: even contiguous ranges, COO both ways; imbalanced wherever non-zeros cluster."""
+
+from zen_jax import _axis
+from zen_jax._typing import Array, AxisName
+from zen_jax.info import Info
+from zen_jax.schemes.partitioning import Contiguous
+from zen_jax.schemes.request import Request
+from zen_jax.schemes.servers import reduce_on_servers
+
+
+def sparse_ps(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
+    """All-reduces units [U, m] over servers of U/n consecutive units each.
+
+    Source: ZEN (OSDI 2025), section 3.1 and appendix A.
+    """
+    ranges = Contiguous(x.shape[0], _axis.axis_size(axis_name))
+    return reduce_on_servers(x, axis_name, ranges, request._replace(push_format="coo", pull_format="coo"))
