@@ -121,7 +121,8 @@ def _make(hosts: list[Host]) -> list[Host]:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "hosts").write_text("127.0.0.1 localhost\n" + names)
         _run("ip", "netns", "add", host.name)
-        _run("ip", "-n", SWITCH, "link", "add", host.name, *"type veth peer name".split(), INTERFACE, "netns", host.name)
+        veth = ["type", "veth", "peer", "name", INTERFACE, "netns", host.name]
+        _run("ip", "-n", SWITCH, "link", "add", host.name, *veth)
         _run("ip", "-n", SWITCH, "link", "set", host.name, "master", "switch", "up")
         _run("ip", "-n", host.name, "addr", "add", f"{host.address}/24", "dev", INTERFACE)
         for interface in ("lo", INTERFACE):
