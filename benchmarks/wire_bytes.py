@@ -8,6 +8,7 @@ exactly the size of what they carry, COO push and hash-bitmap pull, rows as unit
 """
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -25,6 +26,7 @@ def main() -> None:
     parser.add_argument("--workload", default="gutenberg_lm", help="a data set of benchmarks/workloads.py")
     parser.add_argument("-n", type=int, default=8)
     parser.add_argument("--plan-steps", type=int, default=4, help="steps that the plan is measured on")
+    parser.add_argument("--gbps", type=float, default=1.0, help="rate of the links that the plan is for")
     parser.add_argument("--steps", type=int, default=8, help="later steps that are then synchronised")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -34,17 +36,16 @@ def main() -> None:
     def gradients_of(touched: np.ndarray) -> jax.Array:
         return jnp.broadcast_to(jnp.asarray(touched, jnp.float32)[:, :, None], (n, types, dim))
 
-    plans = [zen.measure_plan(gradients_of(workload.touched(n, step))) for step in range(options.plan_steps)]
-    leaves = [plan.leaves[""] for plan in plans]
-    capacity = tuple(max(leaf.capacity[way] for leaf in leaves) for way in (0, 1))
+    profile = zen.profile(*(gradients_of(workload.touched(n, step)) for step in range(options.plan_steps)))
+    plan = zen.plan(profile, zen.Cluster(n, inter_gbps=options.gbps)).leaves[""]
 
-    def reduce(capacity):
+    def reduce(**how):
         def run(gradient):
-            return zen.all_reduce(gradient, "data", capacity=capacity, return_info=True)[1]
+            return zen.all_reduce(gradient, "data", return_info=True, **how)[1]
 
         return jax.jit(jax.vmap(run, axis_name="data", out_axes=None))
 
-    runs = {"planned": reduce(capacity), "no plan": reduce(None)}
+    runs = {"planned": reduce(**plan.options), "no plan": reduce()}
     rows = []
     for step in range(options.plan_steps, options.plan_steps + options.steps):
         touched = workload.touched(n, step)
@@ -63,9 +64,9 @@ def main() -> None:
             row |= {f"{name}/bound": round(moved / bound, 3), f"{name}/exact": round(moved / exact, 3)}
             row["dense/bound"] = round(float(info.bytes_dense) / bound, 2)
         rows.append(row)
-    print(f"{workload.name}: V {types}, D {dim}, n {n}, capacity {capacity}")
+    print(f"{workload.name}: V {types}, D {dim}, n {n}: {plan}")
     print(measure.table(rows))
-    measure.write_json(options.json, {"types": types, "n": n, "dim": dim, "capacity": capacity, "steps": rows})
+    measure.write_json(options.json, {"types": types, "n": n, "dim": dim, "plan": dataclasses.asdict(plan), "steps": rows})
 
 
 if __name__ == "__main__":

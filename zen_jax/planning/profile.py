@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from zen_jax._typing import PyTree, Unit
-from zen_jax.errors import check_float, check_seed
+from zen_jax.errors import check_float, check_seed, check_workers
 from zen_jax.formats.tensor_block import BLOCK
 from zen_jax.planning import documents
 from zen_jax.planning.statistics import Counts, count_stacked, partitions
@@ -90,6 +90,10 @@ class SparsityProfile:
     leaves: Mapping[str, LeafProfile]
     seed: int = 0
     steps: int = 1
+
+    def __post_init__(self) -> None:
+        check_workers(self.n)
+        check_seed(self.seed)
 
     def save(self, path: str | Path) -> None:
         """Writes the profile as JSON."""

@@ -53,9 +53,9 @@ def simulate(
 ) -> Simulation:
     """Estimates every scheme for other numbers of workers, on more or fewer of the cluster's hosts.
 
-    Beyond the workers profiled, the union of k workers' units grows as k to the power that it last grew with (Heaps'
-    law), up to all units; so does the skewness ratio with the number of partitions, up to that number. The fullest of
-    n hashed messages with a mean of mu units holds mu + 6 sqrt(mu) (Theorem 2).
+    Beyond the workers profiled, the union of k workers' units grows as a power of k (Heaps' law) that falls with every
+    doubling as much as it last did, up to all units; the skewness ratio grows as the power of the number of partitions
+    that it last grew with. The fullest of n hashed messages with a mean of mu units holds mu + 6 sqrt(mu) (Theorem 2).
 
     Args:
       profile: of at least 2 workers.
@@ -130,10 +130,18 @@ def _unions(unit: UnitProfile, n: int) -> np.ndarray:
     measured = known.size
     if n <= measured or not unit.nonzero:
         return np.resize(known[:n], n)
-    half = measured // 2
-    power = math.log(known[-1] / known[half - 1]) / math.log(measured / half)
-    beyond = np.arange(measured + 1, n + 1)
-    return np.concatenate([known, np.minimum(known[-1] * (beyond / measured) ** power, unit.units)])
+    doublings = np.log2(np.arange(measured + 1, n + 1) / measured)
+    last = _growth(known, measured)
+    slowing = min(0.0, last - _growth(known, measured // 2)) if measured >= 4 else 0.0
+    growth = last * doublings + slowing * doublings * (doublings + 1) / 2
+    grown = known[-1] * np.exp2(np.maximum.accumulate(np.maximum(growth, 0.0)))
+    return np.concatenate([known, np.minimum(grown, unit.units)])
+
+
+def _growth(unions: np.ndarray, k: int) -> float:
+    """The power of k with which the union grew from k // 2 to k workers."""
+    half = k // 2
+    return math.log(unions[k - 1] / unions[half - 1]) / math.log(k / half)
 
 
 def _skewness(unit: UnitProfile, parts: int) -> float:

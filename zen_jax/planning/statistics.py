@@ -88,7 +88,8 @@ def _count_bits(touched: Array, axis_name: AxisName, *, seed: int, hashed: bool)
     received = _axis.all_to_all(slices, axis_name)  # [n, W/n]: every worker's bits of my units
     together = _ones(received[:, None, :] & received[None, :, :])
     touching = jnp.sum(unpack_bits(received), axis=0, dtype=jnp.int32)
-    sharers = jnp.stack([jnp.sum(touching == k, dtype=jnp.int32) for k in range(1, n + 1)])
+    sharing = touching[None, :] == jnp.arange(1, n + 1, dtype=jnp.int32)[:, None]
+    sharers = jnp.sum(sharing, axis=1, dtype=jnp.int32)
     groups = _partial_sums(received)
     union = _axis.all_gather(groups[-1][0], axis_name).reshape(-1)[: words.size]
     together, sharers, groups = lax.psum((together, sharers, [_ones(group) for group in groups]), axis_name)
@@ -98,12 +99,12 @@ def _count_bits(touched: Array, axis_name: AxisName, *, seed: int, hashed: bool)
             return jnp.zeros((), jnp.int32)
         return jnp.max(kernels.partition(bits.astype(jnp.float32), n, 1, seed=seed)[2])
 
-    def fullest_segment(words: Array, parts: int) -> Array:
-        return jnp.max(_segments(words, units, parts))
-
+    every_partition = np.asarray(partitions(n))
+    of_n = partitions(n).index(n)
+    fullest_segments = _fullest_segments(words, units, every_partition)
     total = jnp.maximum(_ones(words), 1).astype(jnp.float32)
-    skewness = jnp.stack([parts * fullest_segment(words, parts).astype(jnp.float32) / total for parts in partitions(n)])
-    mine = [lax.bitcast_convert_type(skewness, jnp.int32), jnp.stack([fullest(touched), fullest_segment(words, n)])]
+    skewness = fullest_segments.astype(jnp.float32) * every_partition.astype(np.float32) / total
+    mine = [lax.bitcast_convert_type(skewness, jnp.int32), jnp.stack([fullest(touched), fullest_segments[of_n]])]
     everyone = _axis.all_gather(jnp.concatenate(mine), axis_name)
     skewness = lax.bitcast_convert_type(everyone[:, :-2], jnp.float32)
     having = jnp.maximum(jnp.sum(skewness[:, 0] > 0), 1).astype(jnp.float32)
@@ -115,7 +116,7 @@ def _count_bits(touched: Array, axis_name: AxisName, *, seed: int, hashed: bool)
         push=jnp.max(everyone[:, -2]),
         pull=fullest(unpack_bits(union)[:units]),
         contiguous_push=jnp.max(everyone[:, -1]),
-        contiguous_pull=fullest_segment(union, n),
+        contiguous_pull=_fullest_segments(union, units, np.asarray([n]))[0],
         skewness=jnp.sum(skewness, axis=0) / having,
     )
 
@@ -137,14 +138,15 @@ def _ones(words: Array) -> Array:
     return jnp.sum(lax.population_count(words), axis=-1, dtype=jnp.int32)
 
 
-def _segments(words: Array, units: int, parts: int) -> Array:
-    """Set bits in each of `parts` equal segments (the last may be short) of a bitmap of `units` bits: int32 [parts]."""
-    bounds = np.minimum(np.arange(parts + 1) * -(-units // parts), units)
-    word, bit = bounds // BITS_PER_WORD, bounds % BITS_PER_WORD
-    whole = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(lax.population_count(words), dtype=jnp.int32)])
-    padded = jnp.append(words, jnp.zeros((), words.dtype))
-    below = padded[word] & ((np.uint32(1) << bit.astype(np.uint32)) - np.uint32(1))
-    return jnp.diff(whole[word] + lax.population_count(below).astype(jnp.int32))
+def _fullest_segments(words: Array, units: int, parts: np.ndarray) -> Array:
+    """Most set bits in any of p equal segments (the last may be short) of a bitmap of `units` bits, for each p."""
+    ends = np.arange(parts.max() + 1)[None, :] * -(-units // parts)[:, None]
+    ends = np.minimum(ends, units)
+    word, bit = ends // BITS_PER_WORD, ends % BITS_PER_WORD
+    whole = jnp.pad(jnp.cumsum(lax.population_count(words), dtype=jnp.int32), (1, 0))
+    below = jnp.pad(words, (0, 1))[word] & ((np.uint32(1) << bit.astype(np.uint32)) - np.uint32(1))
+    before = whole[word] + lax.population_count(below).astype(jnp.int32)
+    return jnp.max(jnp.diff(before, axis=1), axis=1)
 
 
 @jax.jit(static_argnames=("widths", "seed"))
