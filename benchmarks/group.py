@@ -106,6 +106,8 @@ def _time_cases(
         seconds = by_worker[:, i, :, 0].max(axis=0)
         link = by_worker[:, i, :, 1:].mean(axis=1)
         _say(group, f"{case.name}: {statistics.median(seconds) * 1e3:.1f} ms")
+        if group.size > 1 and not link[:, 0].all():
+            raise ValueError(f"{case.name} received nothing over {options.interface}. Give the interface that it uses.")
         yield {
             "case": case.name,
             "seconds": {

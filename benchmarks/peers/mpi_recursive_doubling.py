@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-# Processes on one machine would talk through its memory and not over the network that is measured.
-os.environ.setdefault("MPIR_CVAR_NOLOCAL", "1")
+# Processes on one machine would else talk through its memory and not over the network that is measured.
+os.environ |= {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp", "FI_PROVIDER": "tcp"}
 
 from mpi4py import MPI
 
