@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,18 @@ from benchmarks.emulated_hosts import Host, HostsError, emulated_hosts, rate_in_
 from benchmarks.exact import ITEMSIZE, lower_bound
 from benchmarks.peers import PEERS, Peer
 from benchmarks.problem import Problem
+from zen_jax.planning.costs import candidates
 
 PLAN_STEPS = 2
 GROUP_TIMEOUT = 1800  # seconds after which a group of processes is taken to hang
 PORT = 7700
 CASE_OPTIONS = ("scheme", "unit", "capacity", "push_format", "pull_format")
+ABLATION = {
+    "sparse_ps, elements": {"scheme": "sparse_ps", "unit": 1},
+    "zen, elements, COO pull": {"scheme": "zen", "unit": 1, "push_format": "coo", "pull_format": "coo"},
+    "zen, elements, hash bitmap": {"scheme": "zen", "unit": 1, "push_format": "coo", "pull_format": "hash_bitmap"},
+}
+"""The paper's own steps, from contiguous servers to hashed ones to hash bitmaps, with an index for every element."""
 
 
 class NetworkError(RuntimeError):
@@ -42,9 +49,11 @@ class NetworkError(RuntimeError):
 
 
 def make_problem(
-    workload: workloads.Workload, n: int, schemes: Sequence[str], steps: int, gbps: float, folder: Path
+    workload: workloads.Workload, n: int, wanted: Mapping[str, Mapping[str, Any]], steps: int, gbps: float, folder: Path
 ) -> Problem:
-    """Gradients of `steps` steps for n workers, and each scheme's keywords as planned on the steps before.
+    """Gradients of `steps` steps for n workers, and each case's keywords as planned on the steps before.
+
+    A case takes the fastest of the planner's candidates that have all that `wanted` says of it.
 
     The profile of those goes into `folder`, so that workers can estimate on links that they calibrate.
     """
@@ -54,8 +63,15 @@ def make_problem(
 
     profile = zen.profile(*map(indicator, range(PLAN_STEPS)))
     profile.save(folder / "profile.json")
-    fastest = zen.estimate(profile, zen.Cluster(n, inter_gbps=gbps)).leaves[""]
-    cases = {name: {key: getattr(fastest[name].candidate, key) for key in CASE_OPTIONS} for name in schemes}
+    cluster, known = zen.Cluster(n, inter_gbps=gbps), list(candidates(profile.leaves[""], n))
+    cases = {}
+    for name, fixed in wanted.items():
+        fitting = [each for each in known if all(getattr(each, key) == value for key, value in fixed.items())]
+        if fitting:
+            best = min(fitting, key=lambda each: each.seconds(cluster, n))
+            cases[name] = {key: getattr(best, key) for key in CASE_OPTIONS}
+        else:
+            print(f"{name} is left out: it cannot run on this gradient", file=sys.stderr)
     touched = np.stack([workload.touched(n, PLAN_STEPS + step) for step in range(steps)])
     return Problem(touched, workload.columns, {"cases": cases, "profile": str(folder / "profile.json")})
 
@@ -143,6 +159,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hosts", type=int, nargs="+", default=[4], help="numbers of hosts, one worker each")
     parser.add_argument("--rate", nargs="+", default=["200mbit"], help="rates of every link, each way")
     parser.add_argument("--schemes", nargs="+", default=["all"], choices=["all", *zen.schemes.names()])
+    parser.add_argument("--ablation", action="store_true", help="also zen by its parts, with element units")
     parser.add_argument("--peers", nargs="*", choices=PEERS, help="default: those that --peer-python has")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter with the peers' packages")
     parser.add_argument("--repeats", type=int, default=3, help="timed calls, each with another step's gradients")
@@ -171,11 +188,12 @@ def main() -> None:
     workload = workloads.load(options.workload, options.data)
     if options.coordinator is None and options.peers is None:
         options.peers = installed_peers(options.peer_python)
+    wanted = {scheme: {"scheme": scheme} for scheme in options.schemes} | (ABLATION if options.ablation else {})
     gbps = min(map(rate_in_bits, options.rate)) / 1e9
     rows = []
     for n in options.hosts:
         with tempfile.TemporaryDirectory() as folder:
-            problem = make_problem(workload, n, options.schemes, options.repeats, gbps, Path(folder))
+            problem = make_problem(workload, n, wanted, options.repeats, gbps, Path(folder))
             path = Path(folder) / "problem.npz"
             problem.save(path)
             given = options.coordinator is not None

@@ -32,7 +32,8 @@ class Processes:
         cluster = zen.calibrate(self.mesh)
         profile = zen.SparsityProfile.load(self.problem.notes["profile"])
         estimate = zen.estimate(profile, cluster)
-        chosen = estimate.best("", list(self.problem.notes["cases"])).candidate.scheme
+        measured = [name for name in estimate.leaves[""] if name in self.problem.notes["cases"]]
+        chosen = estimate.best("", measured).candidate.scheme
         return {
             name: {"estimate": each.seconds, "planned": name == chosen} for name, each in estimate.leaves[""].items()
         }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import workloads
-from benchmarks.figures.drawing import Row, lines
+from benchmarks.figures.drawing import Row, by_powers_of_two, lines
 
 WORKERS = (2, 4, 8, 16, 32, 64, 128)
 PAIRS_FROM = 16  # workers whose pairs are looked at
@@ -55,5 +55,6 @@ def draw(rows: Sequence[Row], figure: Any) -> None:
     points = [{"workload": row["workload"], "n": n, "ratio": row[label(n)]} for row in rows for n in WORKERS]
     lines(dense, points, "n", "ratio", "workload")
     dense.plot(WORKERS, WORKERS, "k:", label="no overlap")
-    dense.set(xscale="log", yscale="log", xlabel="workers", ylabel="densification ratio", title="(b)")
+    by_powers_of_two(dense)
+    dense.set(xlabel="workers", ylabel="densification ratio", title="(b)")
     dense.legend()

@@ -5,6 +5,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
 Row = dict[str, Any]
 
 
@@ -15,24 +20,27 @@ def lines(axes: Any, rows: Sequence[Row], x: str, y: str, group: str) -> None:
         axes.plot([row[x] for row in points], [row[y] for row in points], marker=".", label=label)
 
 
+def by_powers_of_two(axes: Any) -> None:
+    """Both axes logarithmic, the workers (or partitions) along x at powers of two."""
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+
+
 def bars(axes: Any, rows: Sequence[Row], x: str, y: str, group: str) -> None:
     """Bars for each value of `x`, side by side for each value of `group`."""
     places, groups = (list(dict.fromkeys(row[key] for row in rows)) for key in (x, group))
     width = 0.8 / len(groups)
+    colours = matplotlib.colormaps["tab20" if len(groups) > 10 else "tab10"]
     for i, label in enumerate(groups):
         members = [row for row in rows if row[group] == label]
         at = [places.index(row[x]) + (i - (len(groups) - 1) / 2) * width for row in members]
-        axes.bar(at, [row[y] for row in members], width, label=label)
+        axes.bar(at, [row[y] for row in members], width, label=label, color=colours(i))
     axes.set_xticks(range(len(places)), places)
 
 
 def save(draw: Callable[[Sequence[Row], Any], None], rows: Sequence[Row], path: Path) -> None:
     """Draws rows on a new figure and saves it."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     figure = pyplot.figure(layout="constrained")
     draw(rows, figure)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import exact, workloads
-from benchmarks.figures.drawing import Row, lines
+from benchmarks.figures.drawing import Row, by_powers_of_two, lines
 from zen_jax.units import unit_width
 
 WORKERS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -44,5 +44,6 @@ def draw(rows: Sequence[Row], figure: Any) -> None:
         for way, axes in zip(("push", "pull"), across, strict=True):
             lines(axes, here, "n", way, "units")
             axes.axhline(1.1, color="black", linestyle=":", linewidth=0.8)
-            axes.set(xscale="log", yscale="log", xlabel="workers", ylabel=f"{way} imbalance", title=name)
-    panels[0][0].legend(fontsize="x-small")
+            by_powers_of_two(axes)
+            axes.set(xlabel="workers", ylabel=f"{way} imbalance", title=name)
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)

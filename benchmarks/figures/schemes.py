@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks import workloads
 from benchmarks.exact import scheme_bytes
-from benchmarks.figures.drawing import Row, lines
+from benchmarks.figures.drawing import Row, by_powers_of_two, lines
 
 WORKERS = (2, 4, 8, 16, 32, 64, 128)
 
@@ -42,5 +42,6 @@ def draw(rows: Sequence[Row], figure: Any) -> None:
             here = [row for row in rows if (row["workload"], row["unit"]) == (name, unit)]
             points = [{"scheme": row["scheme"], "n": n, "ratio": row[f"n={n}"]} for row in here for n in WORKERS]
             lines(axes, points, "n", "ratio", "scheme")
-            axes.set(xscale="log", yscale="log", xlabel="workers", title=f"{name}, {unit}", ylabel="of dense")
-    panels[0][0].legend(fontsize="x-small")
+            by_powers_of_two(axes)
+            axes.set(xlabel="workers", title=f"{name}, {unit}", ylabel="of dense")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)

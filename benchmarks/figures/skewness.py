@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks import workloads
 from benchmarks.exact import contiguous_servers
-from benchmarks.figures.drawing import Row, lines
+from benchmarks.figures.drawing import Row, by_powers_of_two, lines
 
 HEATMAP = 8
 PARTITIONS = (2, 4, 8, 16, 32, 64, 128)
@@ -43,5 +43,6 @@ def draw(rows: Sequence[Row], figure: Any) -> None:
     heat.set_xticks(range(HEATMAP), range(1, HEATMAP + 1))
     points = [{"workload": row["workload"], "n": p, "skew": row[f"skewness({p})"]} for row in rows for p in PARTITIONS]
     lines(ratio, points, "n", "skew", "workload")
-    ratio.set(xscale="log", yscale="log", xlabel="partitions", ylabel="skewness ratio", title="(b)")
+    by_powers_of_two(ratio)
+    ratio.set(xlabel="partitions", ylabel="skewness ratio", title="(b)")
     ratio.legend()

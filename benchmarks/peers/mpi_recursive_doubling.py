@@ -1,7 +1,8 @@
 """Times recursive doubling over MPI (mpi4py): SparCML's SSAR scheme, for a power of two of processes.
 
 In each of log2 n stages a process exchanges the rows that it has summed so far with one partner: indices, then values.
-It starts from sparse rows and ends with them, so neither finding nor scattering them is counted.
+It starts from sparse rows and ends with them; "from dense" counts finding the rows of a dense gradient and making the
+sum dense too, as zen_jax does.
 """
 
 import os
@@ -37,29 +38,51 @@ class Processes:
 class RecursiveDoubling:
     name = "MPI recursive doubling"
 
-    def __init__(self, problem: Problem, processes: Processes) -> None:
-        self.problem, self.processes = problem, processes
+    def __init__(self, problem: Problem, rank: int) -> None:
+        self.problem, self.rank = problem, rank
 
     def prepare(self, step: int) -> Callable[[], Rows]:
-        rows, values = self.problem.sparse(step, self.processes.rank)
-        mine = (rows.astype(np.int32), values)
+        rows, values = self.problem.sparse(step, self.rank)
+        return lambda: reduced((rows.astype(np.int32), values))
 
-        def call() -> Rows:
-            held, stage = mine, 1
-            while stage < self.processes.size:
-                held = merged(held, exchanged(held, self.processes.rank ^ stage))
-                stage *= 2
-            return held
+    def dense(self, result: Rows) -> np.ndarray:
+        return scattered(result, self.problem.touched.shape[-1])
+
+    def info(self, result: Any) -> dict[str, float]:
+        return {}
+
+
+class FromDense(RecursiveDoubling):
+    name = "MPI recursive doubling, from dense"
+
+    def prepare(self, step: int) -> Callable[[], np.ndarray]:
+        gradient = self.problem.dense(step, self.rank)
+
+        def call() -> np.ndarray:
+            rows = np.flatnonzero(gradient.any(axis=1)).astype(np.int32)
+            return scattered(reduced((rows, gradient[rows])), len(gradient))
 
         return call
 
-    def dense(self, result: Rows) -> np.ndarray:
-        full = np.zeros((self.problem.touched.shape[-1], self.problem.columns), np.float32)
-        full[result[0]] = result[1]
-        return full
+    def dense(self, result: np.ndarray) -> np.ndarray:
+        return result
 
-    def info(self, result: Rows) -> dict[str, float]:
-        return {}
+
+def reduced(mine: Rows) -> Rows:
+    """The sum of all processes' rows."""
+    world = MPI.COMM_WORLD
+    held, stage = mine, 1
+    while stage < world.size:
+        held = merged(held, exchanged(held, world.rank ^ stage))
+        stage *= 2
+    return held
+
+
+def scattered(rows: Rows, count: int) -> np.ndarray:
+    """Rows as a dense array of `count` rows."""
+    full = np.zeros((count, rows[1].shape[1]), np.float32)
+    full[rows[0]] = rows[1]
+    return full
 
 
 def exchanged(mine: Rows, partner: int) -> Rows:
@@ -88,7 +111,8 @@ def main() -> None:
     count = problem.touched.shape[1]
     if processes.size != count or count & (count - 1):
         raise ValueError(f"{processes.size} processes must be the problem's {count} workers, and a power of two.")
-    group.measure(processes, problem, [RecursiveDoubling(problem, processes)], options)
+    cases = [case(problem, processes.rank) for case in (RecursiveDoubling, FromDense)]
+    group.measure(processes, problem, cases, options)
 
 
 if __name__ == "__main__":
