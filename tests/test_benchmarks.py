@@ -1,5 +1,6 @@
 """The benchmarks' own arithmetic, readers and emulated hosts: what their figures rest on."""
 
+import doctest
 import gzip
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import emulated_hosts, exact, network_report, workloads
-from benchmarks.figures import breakdown, characteristics, formats, imbalance, schemes, skewness
+from benchmarks.figures import breakdown, characteristics, drawing, formats, imbalance, schemes, skewness
 from benchmarks.group import UNLIMITED
 from benchmarks.problem import Problem
 
@@ -183,6 +184,11 @@ def test_report_relates_times_to_bytes():
     assert zen["compute_share"] == pytest.approx(0.25)
     assert zen["wire_over_bound"] == 2.0 and zen["bound_ms"] == pytest.approx(62.5)
     assert "zen" in network_report.table([dense, zen])
+
+
+@pytest.mark.parametrize("module", [workloads, exact, emulated_hosts, drawing])
+def test_examples_in_docstrings(module):
+    assert doctest.testmod(module).failed == 0
 
 
 @pytest.mark.parametrize("figure", [characteristics, skewness, schemes, breakdown, imbalance, formats])

@@ -5,11 +5,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
-
 Row = dict[str, Any]
 
 
@@ -29,6 +24,8 @@ def by_powers_of_two(axes: Any) -> None:
 
 def bars(axes: Any, rows: Sequence[Row], x: str, y: str, group: str) -> None:
     """Bars for each value of `x`, side by side for each value of `group`."""
+    import matplotlib
+
     places, groups = (list(dict.fromkeys(row[key] for row in rows)) for key in (x, group))
     width = 0.8 / len(groups)
     colours = matplotlib.colormaps["tab20" if len(groups) > 10 else "tab10"]
@@ -41,6 +38,11 @@ def bars(axes: Any, rows: Sequence[Row], x: str, y: str, group: str) -> None:
 
 def save(draw: Callable[[Sequence[Row], Any], None], rows: Sequence[Row], path: Path) -> None:
     """Draws rows on a new figure and saves it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
     figure = pyplot.figure(layout="constrained")
     draw(rows, figure)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Imbalance of push and pull (Definition 8) against the number of workers, by unit and hash.
 
-"planned" is the unit that zen_jax takes by itself: blocks of a row. Workloads stop where a step would need more
+"auto" is the unit that zen_jax takes without a plan: blocks of a row. Workloads stop where a step would need more
 examples than there are.
 """
 
@@ -21,12 +21,12 @@ def rows(options: argparse.Namespace) -> list[Row]:
         workload = workloads.load(name, options.data)
         for n in (n for n in WORKERS if n <= workload.max_workers):
             touched = workload.touched(n, step=0)
-            planned = workload.columns // unit_width((workload.rows, workload.columns), "auto", n)
+            blocks = workload.columns // unit_width((workload.rows, workload.columns), "auto", n)
             ways = {
                 "rows, contiguous": exact.contiguous_servers(workload.rows, n),
                 "rows, MurmurHash": exact.hashed_servers(workload.rows, 1, n, "murmur"),
                 "rows, tile rotation": exact.hashed_servers(workload.rows, 1, n),
-                "planned, tile rotation": exact.hashed_servers(workload.rows, planned, n),
+                "auto, tile rotation": exact.hashed_servers(workload.rows, blocks, n),
                 "elements, tile rotation": exact.hashed_servers(workload.rows, workload.columns, n),
             }
             for way, servers in ways.items():
