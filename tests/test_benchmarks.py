@@ -2,6 +2,8 @@
 
 import doctest
 import gzip
+import json
+import os
 import socket
 import subprocess
 import sys
@@ -247,3 +249,17 @@ def test_emulated_hosts_talk_at_the_rate_and_vanish():
         raise KeyboardInterrupt
     assert socket.gethostname() == before
     assert emulated_hosts.PREFIX not in subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
+
+
+@needs_hosts
+@pytest.mark.multiprocess
+def test_network_benchmark_counts_what_crosses_the_wire(tmp_path):
+    result = tmp_path / "network.json"
+    options = "--workload synthetic:0.01 --hosts 2 --rate 2gbit --schemes dense --repeats 1 --peers".split()
+    command = [sys.executable, "-m", "benchmarks.network", *options, "--json", str(result)]
+    done = subprocess.run(command, env=os.environ | {"XLA_FLAGS": ""}, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(result.read_text())["rows"]
+    assert row["case"] == "dense" and row["n"] == 2 and row["planned"]
+    assert row["info_MB"] < row["wire_MB"] < 1.1 * row["info_MB"]
+    assert row["median_ms"] > 0.8 * row["wire_MB"] * 8 / 2
