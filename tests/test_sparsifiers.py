@@ -317,6 +317,15 @@ def test_dgc_shares_a_threshold_over_the_model_axis(mode, columns):
     assert count / np.count_nonzero(expected) == pytest.approx(1, abs=0.3)
 
 
+@pytest.mark.parametrize("mode", ["vmap", "shard_map"])
+def test_ties_over_the_model_axis(mode):
+    """Equal elements everywhere: k of them go, and at most one more from each further shard."""
+    sparsifier = zen.dgc(0.1, model_axis=harness.AXIS)
+    worker = lambda g: sparsifier.update(g, sparsifier.init(jnp.zeros((12, 8))))[0]  # noqa: E731
+    sent = np.asarray(harness.spmd(worker, mode, 4)(np.ones((4, 12, 8), np.float32)))
+    assert 39 <= np.count_nonzero(sent) <= 42
+
+
 def test_data_and_model_axes_together():
     """Under check_vma, with clipping over both: every data worker's shards agree on a threshold of their own."""
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])

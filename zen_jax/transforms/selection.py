@@ -60,7 +60,9 @@ def largest(x: Array, least: Array | int, most: Array | int, model_axis: AxisNam
     def last_tie() -> Array:
         wanted = jnp.asarray(least, jnp.int32) - found.reach_high
         ties = jnp.where(_keys(bits) == threshold, _reversed_index(bits.size), jnp.uint32(0))
-        return search(ties, wanted, wanted, _even_probes(jnp.uint32)).low
+        # Under vmap both branches run: one that is not wanted has nothing to look for.
+        most_wanted = jnp.where(tied, wanted, jnp.int32(bits.size * shards))
+        return search(ties, wanted, most_wanted, _even_probes(jnp.uint32)).low
 
     # What both branches and the result need is cheaper computed than passed: XLA would write it to memory.
     cut = lax.cond(tied, last_tie, lambda: _match(jnp.uint32(0), bits, threshold, model_axis=model_axis))
