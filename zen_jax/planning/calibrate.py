@@ -174,8 +174,6 @@ def _fit(moved: np.ndarray, seconds: np.ndarray) -> tuple[float, ...]:
             costs = np.zeros(scaled.shape[1])
             # Unit columns, or bytes and calls would differ by more than floats resolve.
             norms = np.linalg.norm(scaled[:, chosen], axis=0)
-            if not norms.all():  # a kernel that no non-zero costs anything
-                continue
             costs[chosen] = np.linalg.lstsq(scaled[:, chosen] / norms, np.ones(len(seconds)), rcond=None)[0] / norms
             error = np.sum((scaled @ costs - 1) ** 2)
             if (costs >= 0).all() and error < least:
