@@ -86,9 +86,13 @@ class Plan:
                     f"{leaf.dtype}{list(leaf.shape)}. Make a plan for these shapes."
                 )
 
+    def to_json(self) -> dict[str, Any]:
+        """The plan as the document that `save` writes."""
+        return documents.document("plan", asdict(self))
+
     def save(self, path: str | Path) -> None:
         """Writes the plan as JSON."""
-        documents.save(path, "plan", asdict(self))
+        documents.save(path, self.to_json())
 
     @staticmethod
     def load(path: str | Path) -> "Plan":
