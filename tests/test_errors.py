@@ -47,7 +47,9 @@ def all_reduce(stack=GRADIENT, axis_name=harness.AXIS, **options):
         ({"capacity": -5}, ("capacity", "-5")),
         ({"capacity": 2.5}, ("capacity", "2.5")),
         ({"capacity": (4, 0)}, ("capacity", "0")),
-        ({"capacity": (1, 2, 3)}, ("capacity", "(1, 2, 3)")),
+        ({"capacity": (None, 0)}, ("capacity", "0")),
+        ({"push_format": "dense"}, ("push_format", "'dense'", "'coo'", "'auto'")),
+        ({"pull_format": "auto"}, ("pull_format", "'auto'", "'hash_bitmap'", "'bitmap'")),
         ({"stack": GRADIENT.astype(np.int32)}, ("int32", "float32")),
         ({"stack": GRADIENT.astype(np.complex64)}, ("complex64", "float32")),
         ({"stack": GRADIENT.astype(bool)}, ("bool", "float32")),
@@ -55,10 +57,18 @@ def all_reduce(stack=GRADIENT, axis_name=harness.AXIS, **options):
         ({"seed": 2**32}, ("seed", str(2**32))),
     ],
 )
-@pytest.mark.parametrize("scheme", ["zen", "auto", "dense", "dense_ordered"])
+@pytest.mark.parametrize("scheme", zen.schemes.names())
 def test_all_reduce(scheme, options, fragments):
     """Whatever the scheme: an argument that another scheme would use is no less wrong."""
     refuses(all_reduce(**{"scheme": scheme} | options), *fragments)
+
+
+@pytest.mark.parametrize("scheme,exchanges", [("zen", 2), ("sparse_ps", 2), ("agsparse", 1), ("sparcml", 1)])
+def test_more_capacities_than_exchanges(scheme, exchanges):
+    capacity = (5,) * (exchanges + 1)
+    fragments = (f"capacity={capacity}", f"{exchanges} exchanges", f"{N} workers", repr(scheme))
+    refuses(all_reduce(scheme=scheme, capacity=capacity), *fragments)
+    all_reduce(scheme=scheme, capacity=capacity[1:])()
 
 
 def test_no_axis_at_all():
@@ -81,7 +91,7 @@ def shard_map(worker, check_vma):
     return jax.jit(jax.shard_map(worker, mesh=mesh, in_specs=in_specs, out_specs=spec(), check_vma=check_vma))
 
 
-@pytest.mark.parametrize("scheme", ["zen", "auto", "dense", "dense_ordered"])
+@pytest.mark.parametrize("scheme", ["zen", "auto", "dense", "dense_ordered", "sparcml"])
 def test_already_reduced_gradient(scheme):
     """Under check_vma=True jax.grad of replicated parameters is summed already; averaging it gives the sum."""
     params, batch = jnp.ones((12, 6)), jnp.ones((4, 12, 6))

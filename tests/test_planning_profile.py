@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import zen_jax as zen
 from zen_jax.planning import statistics
-from zen_jax.planning.profile import candidate_widths
+from zen_jax.planning.profile import candidate_widths, leaf_profile
 
 SEED = 3
 
@@ -125,13 +125,14 @@ def test_steps_merge():
 def test_sample_of_a_large_leaf():
     """A sample of a fifth of the units comes near the whole, in means and in messages that must fit."""
     stack = jnp.asarray(sparse(np.random.default_rng(0), 2, (1 << 15, 4), 0.1, by_row=False))
-    count = lambda x: statistics.count(x, "w", (1,), seed=0, limit=1 << 14)  # noqa: E731
-    counts = jax.tree.map(lambda x: np.asarray(x[0]), jax.jit(jax.vmap(count, axis_name="w"))(stack))
-    from zen_jax.planning.profile import leaf_profile
 
-    sampled = leaf_profile((1 << 15, 4), "float32", [counts]).units[1]
+    def count(x):
+        return statistics.count([statistics.touched(x, (1,), limit=1 << 14)[1]], "w", seed=0)[0]
+
+    counts = jax.tree.map(lambda x: np.asarray(x[0]), jax.jit(jax.vmap(count, axis_name="w"))(stack))
+    sampled = leaf_profile((1 << 15, 4), "float32", [{1: counts}]).units[1]
     whole = zen.profile(stack, unit="element").leaves[""].units[1]
-    assert int(counts[1].units) < whole.units / 4
+    assert int(counts.units) < whole.units / 4
     assert sampled.units == whole.units
     np.testing.assert_allclose(sampled.unions, whole.unions, 0.05)
     for name in ("push", "pull"):

@@ -1,5 +1,6 @@
 """`calibrate`: the latency and bandwidth of a mesh axis, and the rates of the kernels, as they are on these devices."""
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -16,10 +17,10 @@ from zen_jax._typing import Array
 from zen_jax.planning.cluster import COLLECTIVES, Cluster, Link, Rate
 
 BYTES = (1 << 12, 1 << 16, 1 << 19, 1 << 21)  # that a worker sends in one collective
-REPEATS = 3
-IN_A_ROW = 4  # collectives in one timed call, so that starting the call is not counted
+REPEATS = 5
+IN_A_ROW = (1, 5)  # collectives in one timed call, so that starting the call is told from them
 ROWS, COLUMNS = 1 << 15, 64  # of the tensor that kernels are timed on
-DENSITIES = (0.01, 0.2)
+DENSITIES = (0.01, 0.1, 0.3)
 
 
 def calibrate(mesh: Mesh, axis_name: str = "data") -> Cluster:
@@ -63,16 +64,17 @@ def calibrate(mesh: Mesh, axis_name: str = "data") -> Cluster:
 def _measure_links(mesh: Mesh, axis_name: str, n: int) -> dict[str, Link]:
     seconds = {name: [_time_collective(name, nbytes, mesh, axis_name, n) for nbytes in BYTES] for name in COLLECTIVES}
     agreed = _slowest(np.asarray([seconds[name] for name in COLLECTIVES]), mesh)
+    calls = np.asarray([(1, times, times * nbytes) for nbytes in BYTES for times in IN_A_ROW], float)
     links = {}
     for name, times in zip(COLLECTIVES, agreed, strict=True):
-        latency, per_byte = _fit(np.stack([np.ones(len(BYTES)), np.asarray(BYTES, float)], axis=1), times)
+        _, latency, per_byte = _fit(calls, times.reshape(-1))
         one = Cluster(1, latency_us=1.0).seconds(name, 0, n) * 1e6  # steps of the collective
         links[name] = Link(latency * 1e6 / one, 8e-9 / max(per_byte, 1e-15))
     return links
 
 
-def _time_collective(name: str, nbytes: int, mesh: Mesh, axis_name: str, n: int) -> float:
-    """Seconds of one collective in which each worker sends about `nbytes` bytes."""
+def _time_collective(name: str, nbytes: int, mesh: Mesh, axis_name: str, n: int) -> list[float]:
+    """Seconds of calls with `IN_A_ROW` collectives, in each of which a worker sends about `nbytes` bytes."""
     sent_for_each_byte_held = {
         "all_to_all": (n - 1) / n,
         "all_gather": n - 1,
@@ -93,8 +95,7 @@ def _time_collective(name: str, nbytes: int, mesh: Mesh, axis_name: str, n: int)
         return lax.fori_loop(0, times, lambda _, x: once[name](x), x)[None]
 
     run = _on_workers(worker, mesh, axis_name)
-    few, many = (_seconds(lambda times=times: run(held, np.int32(times))) for times in (1, 1 + IN_A_ROW))
-    return max((many - few) / IN_A_ROW, 1e-7)
+    return [_seconds(lambda times=times: run(held, np.int32(times))) for times in IN_A_ROW]
 
 
 def _measure_kernels(mesh: Mesh, axis_name: str, n: int) -> dict[str, Rate]:
@@ -163,13 +164,17 @@ def _slowest(measured: np.ndarray, mesh: Mesh) -> np.ndarray:
     return np.asarray(jax.jit(agree)(placed).addressable_data(0), np.float64)
 
 
-def _fit(moved: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
-    """Costs a, b >= 0 with moved @ (a, b) near seconds, relative to seconds: small messages weigh as much as large."""
-    scaled, ones = moved / seconds[:, None], np.ones(len(seconds))
-    a, b = np.linalg.lstsq(scaled, ones, rcond=None)[0]
-    if a >= 0 and b >= 0:
-        return float(a), float(b)
-    # With one of the two at 0 the other fits alone; the better of both.
-    alone = [float(column @ ones / max(column @ column, 1e-300)) for column in scaled.T]
-    errors = [float(np.sum((cost * column - 1) ** 2)) for cost, column in zip(alone, scaled.T, strict=True)]
-    return (alone[0], 0.0) if errors[0] < errors[1] else (0.0, alone[1])
+def _fit(moved: np.ndarray, seconds: np.ndarray) -> tuple[float, ...]:
+    """Costs >= 0 with moved @ costs near seconds, relative to seconds: small messages weigh as much as large ones."""
+    scaled, columns = moved / seconds[:, None], moved.shape[1]
+    best, least = np.zeros(columns), np.inf
+    for size in range(1, columns + 1):
+        for chosen in map(list, itertools.combinations(range(columns), size)):
+            costs = np.zeros(columns)
+            # Unit columns, or bytes and calls would differ by more than floats resolve.
+            norms = np.linalg.norm(scaled[:, chosen], axis=0)
+            costs[chosen] = np.linalg.lstsq(scaled[:, chosen] / norms, np.ones(len(seconds)), rcond=None)[0] / norms
+            error = np.sum((scaled @ costs - 1) ** 2)
+            if (costs >= 0).all() and error < least:
+                best, least = costs, error
+    return tuple(map(float, best))

@@ -11,9 +11,10 @@ from zen_jax import _axis
 from zen_jax._typing import Array, AxisName
 from zen_jax.planning.buckets import DENSE_BELOW
 from zen_jax.planning.profile import LeafProfile, SparsityProfile, candidate_widths, leaf_profile
-from zen_jax.planning.statistics import Counts, count
+from zen_jax.planning.statistics import Counts, Touched, count, touched
 
-LIMIT = 1 << 20  # units looked at; of a larger leaf, or its single elements, a sample
+LIMIT = 1 << 20  # units of a leaf looked at; of a larger one a sample
+ELEMENT_LIMIT = 1 << 18  # the same for single elements
 
 Report = Mapping[str, Mapping[int, Counts]]
 
@@ -46,15 +47,22 @@ class Profiler:
         n = _axis.axis_size(axis_name)
         self._leaves = {name: (leaf.shape, str(leaf.dtype)) for name, leaf in named}
         self._n, self._seed = n, seed
-        report = {}
         with jax.named_scope("profile"):
-            for name, leaf in named:
-                if leaf.nbytes >= DENSE_BELOW and n > 1:
-                    report[name] = _count(leaf, axis_name, n, seed)
-        jax.debug.callback(self._record, lax.axis_index(axis_name), report)
+            found = {
+                (name, width): bitmap
+                for name, leaf in named
+                if leaf.nbytes >= DENSE_BELOW and n > 1
+                for width, bitmap in _touched(leaf, n).items()
+            }
+            counts = count(list(found.values()), axis_name, seed=seed) if found else []
+        record = partial(self._record, tuple(found))
+        jax.debug.callback(record, lax.axis_index(axis_name), counts)
 
-    def _record(self, worker: Array, report: Report) -> None:
-        self._reports.setdefault(int(worker), []).append(jax.tree.map(np.asarray, report))
+    def _record(self, found: tuple[tuple[str, int], ...], worker: Array, counts: list[Counts]) -> None:
+        report: dict[str, dict[int, Counts]] = {}
+        for (name, width), counted in zip(found, counts, strict=True):
+            report.setdefault(name, {})[width] = jax.tree.map(np.asarray, counted)
+        self._reports.setdefault(int(worker), []).append(report)
 
     def profile(self) -> SparsityProfile:
         """The profile of all steps that have run; a ValueError where none has."""
@@ -70,8 +78,7 @@ class Profiler:
         return SparsityProfile(self._n, leaves, self._seed, len(steps))
 
 
-def _count(leaf: Array, axis_name: AxisName, n: int, seed: int) -> dict[int, Counts]:
+def _touched(leaf: Array, n: int) -> dict[int, Touched]:
     # Single elements are so many that they are sampled by themselves, or the sample would be of everything else too.
     *coarse, element = candidate_widths(leaf.shape, n)
-    count_widths = partial(count, leaf, axis_name, seed=seed, limit=LIMIT)
-    return count_widths(tuple(coarse)) | count_widths((element,))
+    return touched(leaf, tuple(coarse), LIMIT) | touched(leaf, (element,), ELEMENT_LIMIT)

@@ -5,7 +5,8 @@ and the counts are added up. A gradient's values stay where they are.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,19 +51,20 @@ def sample_stride(elements: int, widths: tuple[int, ...], limit: int | None) -> 
     return 1 if limit is None or finest <= limit else max(1, min(-(-finest // limit), pieces // 2))
 
 
-def count(x: Array, axis_name: AxisName, widths: tuple[int, ...], *, seed: int, limit: int | None) -> dict[int, Counts]:
-    """Counts for each unit width of one gradient over a named axis.
+class Touched(NamedTuple):
+    """Which units of one gradient this worker touched."""
+
+    bits: Array  # bool [units]
+    whole: bool  # whether these are all units, or a sample
+
+
+def touched(x: Array, widths: tuple[int, ...], limit: int | None) -> dict[int, Touched]:
+    """Which units of each width a gradient touches, found in one pass over it.
 
     Args:
       x: this worker's gradient, float of any shape but not empty.
-      axis_name: the workers' axis.
       widths: elements in a unit; the gradient is cut flat, and its last unit may be short.
-      seed: seed of the tile rotation.
-      limit: of the finest units about so many are looked at, every `sample_stride`-th piece; None for all. Where
-        pieces are left out, `push` and `pull` are 0: positions in a sample say nothing of hashed servers.
-
-    Returns:
-      Counts by width. Those of a sample are of the sample.
+      limit: of the finest units about so many are looked at, every `sample_stride`-th piece; None for all.
     """
     stride = sample_stride(x.size, widths, limit)
     flat = x.reshape(-1)
@@ -73,52 +75,87 @@ def count(x: Array, axis_name: AxisName, widths: tuple[int, ...], *, seed: int, 
     base = jnp.pad(flat, (0, -flat.size % finest)).reshape(-1, finest)
     words, _, _ = kernels.hash_bitmap_encode(base, 1)
     bits = unpack_bits(words)[: base.shape[0]]
-    counts = {}
-    for width in widths:
-        ratio = width // finest
-        touched = jnp.pad(bits, (0, -bits.size % ratio)).reshape(-1, ratio).any(axis=1)
-        counts[width] = _count_bits(touched, axis_name, seed=seed, hashed=stride == 1)
-    return counts
+
+    def coarser(ratio: int) -> Array:
+        return jnp.pad(bits, (0, -bits.size % ratio)).reshape(-1, ratio).any(axis=1)
+
+    return {width: Touched(coarser(width // finest), stride == 1) for width in widths}
 
 
-def _count_bits(touched: Array, axis_name: AxisName, *, seed: int, hashed: bool) -> Counts:
-    n, units = _axis.axis_size(axis_name), touched.size
-    words = pack_bits(touched)
-    slices = jnp.pad(words, (0, -words.size % n)).reshape(n, -1)
-    received = _axis.all_to_all(slices, axis_name)  # [n, W/n]: every worker's bits of my units
-    together = _ones(received[:, None, :] & received[None, :, :])
-    touching = jnp.sum(unpack_bits(received), axis=0, dtype=jnp.int32)
-    sharing = touching[None, :] == jnp.arange(1, n + 1, dtype=jnp.int32)[:, None]
-    sharers = jnp.sum(sharing, axis=1, dtype=jnp.int32)
-    groups = _partial_sums(received)
-    union = _axis.all_gather(groups[-1][0], axis_name).reshape(-1)[: words.size]
-    together, sharers, groups = lax.psum((together, sharers, [_ones(group) for group in groups]), axis_name)
+def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list[Counts]:
+    """Counts of gradients over a named axis, in two collectives however many they are.
 
-    def fullest(bits: Array) -> Array:
-        if not hashed:
+    Args:
+      bitmaps: what this worker touched, for each gradient and unit.
+      axis_name: the workers' axis.
+      seed: seed of the tile rotation.
+
+    Returns:
+      Counts for each bitmap. Those of a sample are of the sample, and their `push` and `pull` are 0: positions in a
+      sample say nothing of hashed servers.
+    """
+    n = _axis.axis_size(axis_name)
+    every_partition = np.asarray(partitions(n))
+    words = [pack_bits(bitmap.bits) for bitmap in bitmaps]
+    slices = [jnp.pad(w, (0, -w.size % n)).reshape(n, -1) for w in words]
+    received = _axis.all_to_all(jnp.concatenate(slices, axis=1), axis_name)  # everyone's bits of my units
+    ends = np.cumsum([each.shape[1] for each in slices])[:-1].tolist()
+
+    def fullest(bitmap: Touched, bits: Array) -> Array:
+        if not bitmap.whole:
             return jnp.zeros((), jnp.int32)
         return jnp.max(kernels.partition(bits.astype(jnp.float32), n, 1, seed=seed)[2])
 
-    every_partition = np.asarray(partitions(n))
-    of_n = partitions(n).index(n)
-    fullest_segments = _fullest_segments(words, units, every_partition)
-    total = jnp.maximum(_ones(words), 1).astype(jnp.float32)
-    skewness = fullest_segments.astype(jnp.float32) * every_partition.astype(np.float32) / total
-    mine = [lax.bitcast_convert_type(skewness, jnp.int32), jnp.stack([fullest(touched), fullest_segments[of_n]])]
-    everyone = _axis.all_gather(jnp.concatenate(mine), axis_name)
-    skewness = lax.bitcast_convert_type(everyone[:, :-2], jnp.float32)
-    having = jnp.maximum(jnp.sum(skewness[:, 0] > 0), 1).astype(jnp.float32)
+    def of_worker(bitmap: Touched, words: Array, received: Array) -> dict[str, Array | list[Array]]:
+        touching = jnp.sum(unpack_bits(received), axis=0, dtype=jnp.int32)
+        sharing = touching[None, :] == jnp.arange(1, n + 1, dtype=jnp.int32)[:, None]
+        groups = _partial_sums(received)
+        return {
+            "together": _ones(received[:, None, :] & received[None, :, :]),
+            "sharers": jnp.sum(sharing, axis=1, dtype=jnp.int32),
+            "groups": [_ones(group) for group in groups],
+            "union": lax.bitcast_convert_type(groups[-1][0], jnp.int32),
+            "push": fullest(bitmap, bitmap.bits),
+            "segments": _fullest_segments(words, bitmap.bits.size, every_partition),
+            "total": _ones(words),
+        }
+
+    local = [of_worker(*each) for each in zip(bitmaps, words, jnp.split(received, ends, axis=1), strict=True)]
+    return [
+        _counts(bitmap, every, every_partition, fullest)
+        for bitmap, every in zip(bitmaps, _gather_tree(local, axis_name), strict=True)
+    ]
+
+
+def _counts(
+    bitmap: Touched, every: dict[str, Any], parts: np.ndarray, fullest: Callable[[Touched, Array], Array]
+) -> Counts:
+    """Counts from every worker's [n, ...]: those of its n-th of the units add up, those of its gradient do not."""
+    units, n = bitmap.bits.size, every["push"].size
+    union = lax.bitcast_convert_type(every["union"], jnp.uint32).reshape(-1)
+    totals = jnp.maximum(every["total"], 1).astype(jnp.float32)
+    skewness = every["segments"].astype(jnp.float32) * parts.astype(np.float32)[None, :] / totals[:, None]
+    having = jnp.maximum(jnp.sum(every["total"] > 0), 1).astype(jnp.float32)
     return Counts(
         units=jnp.int32(units),
-        together=together,
-        sharers=sharers,
-        groups=jnp.stack([jnp.max(group) for group in groups]),
-        push=jnp.max(everyone[:, -2]),
-        pull=fullest(unpack_bits(union)[:units]),
-        contiguous_push=jnp.max(everyone[:, -1]),
+        together=jnp.sum(every["together"], axis=0),
+        sharers=jnp.sum(every["sharers"], axis=0),
+        groups=jnp.stack([jnp.max(jnp.sum(group, axis=0)) for group in every["groups"]]),
+        push=jnp.max(every["push"]),
+        pull=fullest(bitmap, unpack_bits(union)[:units]),
+        contiguous_push=jnp.max(every["segments"][:, parts.tolist().index(n)]),
         contiguous_pull=_fullest_segments(union, units, np.asarray([n]))[0],
         skewness=jnp.sum(skewness, axis=0) / having,
     )
+
+
+def _gather_tree(tree: Any, axis_name: AxisName) -> Any:
+    """int32 arrays [...] of each worker to [n, ...], in one collective."""
+    leaves, structure = jax.tree.flatten(tree)
+    gathered = _axis.all_gather(jnp.concatenate([leaf.reshape(-1) for leaf in leaves]), axis_name)
+    ends = np.cumsum([leaf.size for leaf in leaves])[:-1].tolist()
+    parts = jnp.split(gathered, ends, axis=1)
+    return structure.unflatten([part.reshape(-1, *leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])
 
 
 def _partial_sums(received: Array) -> list[Array]:
@@ -151,6 +188,10 @@ def _fullest_segments(words: Array, units: int, parts: np.ndarray) -> Array:
 
 @jax.jit(static_argnames=("widths", "seed"))
 def count_stacked(stacked: Array, *, widths: tuple[int, ...], seed: int) -> dict[int, Counts]:
-    """`count` of all of stacked gradients [n, ...], one worker a slice, emulated on this device."""
-    worker = lambda x: count(x, "workers", widths, seed=seed, limit=None)  # noqa: E731
+    """Counts of all of stacked gradients [n, ...] by width, one worker a slice, emulated on this device."""
+
+    def worker(x: Array) -> dict[int, Counts]:
+        found = touched(x, widths, limit=None)
+        return dict(zip(found, count(list(found.values()), "workers", seed=seed), strict=True))
+
     return jax.tree.map(lambda of_workers: of_workers[0], jax.vmap(worker, axis_name="workers")(stacked))

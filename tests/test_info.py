@@ -1,0 +1,207 @@
+"""What `Info` says of every scheme, against counts that NumPy takes from the gradient and the ladder of capacities."""
+
+import functools
+
+import harness
+import jax
+import numpy as np
+import oracle
+import pytest
+from cases import sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zen_jax.schemes.ladder import ladder
+
+UNITS, WIDTH = 900, 4
+UNIT_BYTES = 4 * WIDTH
+BLOCK_BYTES = 4 * 256
+SEEDS = {"seed": st.integers(0, 2**32 - 1), "density": st.floats(0, 1), "skew": st.floats(0, 1)}
+
+
+@functools.cache
+def _with_info(n, **options):
+    return harness.all_reduce("vmap", n, return_info=True, op="sum", **options)
+
+
+def info_of(stack, **options):
+    _, info = _with_info(len(stack), **options)(stack)
+    for name, field in info._asdict().items():
+        assert (np.asarray(field) == np.asarray(field)[0]).all(), f"{name} differs between workers"
+    return jax.tree.map(lambda field: float(field[0]), info)
+
+
+def gradient(n, seed, density, skew):
+    """[n, UNITS, WIDTH] without cancellation, whose non-zeros the higher skew gathers at low indices the more."""
+    rng = np.random.default_rng(seed)
+    keep = rng.random((n, UNITS)) < density * np.exp(-20 * skew * np.arange(UNITS) / UNITS)
+    return (keep[:, :, None] * rng.uniform(1, 2, (n, UNITS, WIDTH))).astype(np.float32)
+
+
+def room(count, top, planned, unit_bytes, ratio=1.25):
+    return next(rung for rung in ladder(top, planned, unit_bytes, ratio) if rung >= count)
+
+
+def coo(capacity, unit_bytes):
+    return 4 + capacity * (4 + unit_bytes)
+
+
+def bitmap(bits):
+    return 4 * -(-bits // 32)
+
+
+def by_server(nonzero, owner, n):
+    """nonzero bool [U] -> how many of each server's units are."""
+    return np.bincount(owner[nonzero], minlength=n)
+
+
+def check_servers(info, nonzero, owner, size, planned, unit_bytes, push_bytes, pull_bytes):
+    """nonzero bool [n, U]; push_bytes and pull_bytes are of one message with room for so many units."""
+    n = len(nonzero)
+    pushed = np.stack([by_server(row, owner, n) for row in nonzero])
+    pulled = by_server(nonzero.any(axis=0), owner, n)
+    fullest = room(pushed.max(), size, planned[0], unit_bytes), room(pulled.max(), size, planned[1], unit_bytes)
+    # Beside the messages, what each worker tells each of its count before the push: 8 bytes.
+    np.testing.assert_allclose(info.bytes_pushed, (n - 1) * (push_bytes(fullest[0]) + 8), 1e-6)
+    np.testing.assert_allclose(info.bytes_pulled, (n - 1) * pull_bytes(fullest[1]), 1e-6)
+    each = np.maximum(pushed.sum(axis=1), 1)
+    np.testing.assert_allclose(info.imbalance_push, (n * pushed.max(axis=1) / each).max(), 1e-5)
+    np.testing.assert_allclose(info.imbalance_pull, n * pulled.max() / max(pulled.sum(), 1), 1e-5)
+    np.testing.assert_allclose(info.density, nonzero.mean(), 1e-5)
+    np.testing.assert_allclose(info.density_reduced, nonzero.any(axis=0).mean(), 1e-5)
+    assert info.dense_taken == 0
+
+
+FORMATS = [("coo", "hash_bitmap"), ("bitmap", "coo"), ("auto", "bitmap"), ("coo", "dense")]
+
+
+@pytest.mark.parametrize("planned", [(None, None), (30, 60)])
+@pytest.mark.parametrize("push_format,pull_format", FORMATS)
+@settings(max_examples=10)
+@given(**SEEDS)
+def test_zen_in_every_format(push_format, pull_format, planned, seed, density, skew):
+    n = 5
+    stack = gradient(n, seed, density, skew)
+    size = oracle.tiles(UNITS, n)
+    push_bytes = {"coo": lambda c: coo(c, UNIT_BYTES), "bitmap": lambda c: bitmap(size) + c * UNIT_BYTES}
+    push_bytes["auto"] = lambda c: min(push_bytes["coo"](c), push_bytes["bitmap"](c))
+    # Every pull message comes with a count, and COO has one of its own.
+    pull_bytes = {
+        "hash_bitmap": lambda c: 4 + bitmap(size) + c * UNIT_BYTES,
+        "bitmap": lambda c: 4 + bitmap(UNITS) + c * UNIT_BYTES,
+        "coo": lambda c: 4 + coo(c, UNIT_BYTES),
+        "dense": lambda c: 4 + size * UNIT_BYTES,
+    }
+    info = info_of(stack, scheme="zen", unit="row", capacity=planned, push_format=push_format, pull_format=pull_format)
+    owner = oracle.server_of(np.arange(UNITS), n)
+    nonzero = stack.any(axis=2)
+    messages = push_bytes[push_format], pull_bytes[pull_format]
+    check_servers(info, nonzero, owner, size, planned, UNIT_BYTES, *messages)
+
+
+@pytest.mark.parametrize("planned", [(None, None), (30, 60)])
+@settings(max_examples=10)
+@given(**SEEDS)
+def test_sparse_ps(planned, seed, density, skew):
+    n = 5
+    stack = gradient(n, seed, density, skew)
+    size = oracle.tiles(UNITS, n)
+    info = info_of(stack, scheme="sparse_ps", unit="row", capacity=planned)
+    messages = lambda c: coo(c, UNIT_BYTES), lambda c: 4 + coo(c, UNIT_BYTES)
+    check_servers(info, stack.any(axis=2), np.arange(UNITS) // size, size, planned, UNIT_BYTES, *messages)
+
+
+@pytest.mark.parametrize("planned", [(None, None), (1, 2)])
+@settings(max_examples=10)
+@given(**SEEDS)
+def test_omnireduce(planned, seed, density, skew):
+    """It counts blocks of 256 elements, whatever the unit."""
+    n = 5
+    stack = gradient(n, seed, density, skew)
+    flat = np.pad(stack.reshape(n, -1), ((0, 0), (0, -UNITS * WIDTH % 256)))
+    nonzero = flat.reshape(n, -1, 256).any(axis=2)
+    blocks = nonzero.shape[1]
+    size = oracle.tiles(blocks, n)
+    info = info_of(stack, scheme="omnireduce", unit="row", capacity=planned)
+    messages = lambda c: coo(c, BLOCK_BYTES), lambda c: 4 + coo(c, BLOCK_BYTES)
+    check_servers(info, nonzero, np.arange(blocks) // size, size, planned, BLOCK_BYTES, *messages)
+    np.testing.assert_allclose(info.bytes_dense, 2 * (n - 1) / n * stack[0].nbytes, 1e-6)
+
+
+@pytest.mark.parametrize("planned", [None, 30])
+@settings(max_examples=10)
+@given(**SEEDS)
+def test_agsparse(planned, seed, density, skew):
+    n = 5
+    stack = gradient(n, seed, density, skew)
+    nonzero = stack.any(axis=2)
+    info = info_of(stack, scheme="agsparse", unit="row", capacity=planned)
+    fullest = int(nonzero.sum(axis=1).max())
+    sent = coo(room(fullest, UNITS, planned, UNIT_BYTES), UNIT_BYTES)
+    np.testing.assert_allclose(info.bytes_pushed, (n - 1) * (sent + 4), 1e-6)
+    assert info.bytes_pulled == info.imbalance_push == info.imbalance_pull == info.dense_taken == 0
+    assert info.rounds == (max(1, -(-fullest // planned)) if planned else 1)
+    np.testing.assert_allclose(info.density, nonzero.mean(), 1e-5)
+    np.testing.assert_allclose(info.density_reduced, nonzero.any(axis=0).mean(), 1e-5)
+
+
+def sparcml_stages(nonzero, planned):
+    """Bytes that one worker sends in each stage, and whether it goes dense: SparCML, followed in NumPy."""
+    n, unit_bytes = len(nonzero), UNIT_BYTES
+    power = 1 << (n.bit_length() - 1)
+    held, dense, sent = list(nonzero), False, []
+
+    def stage(pairs):
+        nonlocal dense
+        counts = [int(units.sum()) for units in held]
+        fits = max(counts) * (4 + unit_bytes) < UNITS * unit_bytes
+        top = -(-UNITS * unit_bytes // (4 + unit_bytes)) - 1
+        dense |= not fits
+        goes = dense
+        capacity = planned[len(sent)] if planned else None
+        message = UNITS * unit_bytes if goes else coo(room(max(counts), top, capacity, unit_bytes, 2.0), unit_bytes)
+        sent.append((message + 4 * (n - 1), goes))
+        together = max(counts[a] + counts[b] for a, b in pairs)
+        dense |= together * (4 + unit_bytes) >= UNITS * unit_bytes
+
+    if n > power:
+        stage([(i, i + power) for i in range(n - power)])
+        held = [held[i] | held[i + power] if i + power < n else held[i] for i in range(power)]
+    step = 1
+    while step < power:
+        stage([(i, i ^ step) for i in range(power)])
+        held = [held[i] | held[i ^ step] for i in range(power)]
+        step *= 2
+    if n > power:
+        stage([(0, 0)])
+    return sent
+
+
+@pytest.mark.parametrize("n,planned", [(4, None), (4, (30, 60)), (6, None), (6, (30, 40, 60, 80))])
+@settings(max_examples=10)
+@given(**SEEDS)
+def test_sparcml(n, planned, seed, density, skew):
+    stack = gradient(n, seed, density, skew)
+    nonzero = stack.any(axis=2)
+    info = info_of(stack, scheme="sparcml", unit="row", capacity=planned)
+    sent = sparcml_stages(nonzero, planned)
+    pulled = sent.pop() if n == 6 else (0, False)
+    np.testing.assert_allclose(info.bytes_pushed, sum(moved for moved, _ in sent), 1e-6)
+    np.testing.assert_allclose(info.bytes_pulled, pulled[0], 1e-6)
+    assert info.dense_taken == any(dense for _, dense in (*sent, pulled))
+    assert info.imbalance_push == info.imbalance_pull == 0
+    np.testing.assert_allclose(info.density, nonzero.mean(), 1e-5)
+    np.testing.assert_allclose(info.density_reduced, nonzero.any(axis=0).mean(), 1e-5)
+
+
+def test_contiguous_servers_are_imbalanced_and_hashed_ones_are_not():
+    """All non-zeros in one server's range: it gets everything."""
+    n = 4
+    stack = np.zeros((n, 4096, 1), np.float32)
+    stack[:, 1024:2048] = sparse(np.random.default_rng(0), n, (1024, 1), 0.9)
+    for scheme in ("sparse_ps", "omnireduce"):
+        info = info_of(stack, scheme=scheme, unit="row")
+        assert info.imbalance_push == info.imbalance_pull == n
+    info = info_of(stack, scheme="zen", unit="row")
+    assert info.imbalance_push < 1.3
+    assert info.imbalance_pull < 1.1
