@@ -5,7 +5,6 @@ Workers are the devices of all processes of jax.distributed: start the same comm
 share one memory: no network is measured then. Messages are planned on the gradients themselves."""
 
 import argparse
-import dataclasses
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -17,17 +16,17 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 import zen_jax as zen
-from zen_jax.cli import gradients, output, workers
+from zen_jax.cli import bench_report, gradients, output, workers
 from zen_jax.cli import options as shared
-from zen_jax.cli.timing import Timing, time_cases
+from zen_jax.cli.timing import time_cases
 from zen_jax.planning.estimate import Estimate
-from zen_jax.planning.table import table
 
 EXAMPLES = """  zen-jax bench --workers 4
   zen-jax bench --workers 8 --density 0.001 --rows 100000 --columns 256 --plot bench.png
   zen-jax bench step1.npz step2.npz --repeats 10 --json bench.json
   zen-jax bench --coordinator 10.0.0.1:7700 --processes 16 --rank 3 --schemes dense,zen,auto"""
 BASELINE = "dense"
+WORKERS = 4  # where nothing else says how many
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +43,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rows", type=number, default=20_000, metavar="N", help="of those (default: %(default)s)")
     parser.add_argument("--columns", type=number, default=64, metavar="N", help="of those (default: %(default)s)")
-    parser.add_argument("--workers", type=shared.at_least(2), metavar="N", help="devices of this process (default: 4)")
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help="an address of rank 0")
+    alone_or_not = parser.add_mutually_exclusive_group()
+    alone_or_not.add_argument(
+        "--workers",
+        type=shared.at_least(2),
+        metavar="N",
+        help=f"devices of this process (default: as many as the gradients are of, or {WORKERS})",
+    )
+    alone_or_not.add_argument("--coordinator", metavar="HOST:PORT", help="an address of rank 0, for several processes")
     parser.add_argument("--processes", type=number, metavar="N", help="how many there are, with --coordinator")
     parser.add_argument("--rank", type=shared.at_least(0), metavar="R", help="this process, with --coordinator")
     shared.add_schemes(parser, zen.schemes.names(), f"what to time beside {BASELINE}")
@@ -61,9 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> output.Result | None:
-    place = workers.find_place(options.coordinator, options.processes, options.rank)
-    if place is not None and options.workers is not None:
-        raise ValueError(f"--workers {options.workers} is for one process. Among several each device is a worker.")
+    place = workers.find_place(options.coordinator, options.processes, options.rank, alone=options.workers is not None)
     if (options.gbps is None) != (options.latency_us is None):
         raise ValueError("--gbps and --latency-us go together. Leave both out to measure the links.")
     steps = gradients.read(options.gradients)
@@ -72,13 +75,17 @@ def run(options: argparse.Namespace) -> output.Result | None:
         workers.join(place)
         mesh = workers.make_mesh(None)
     else:
-        mesh = workers.make_mesh(options.workers or (_leading(steps[0]) if steps else 4))
-    n = mesh.size
+        mesh = workers.make_mesh(options.workers or (gradients.workers(steps[0]) if steps else WORKERS))
+    if mesh.size < 2:
+        raise ValueError("there is only one worker, and nothing to synchronise. Use at least two.")
     if not steps:
-        steps = [gradients.synthetic(n, options.rows, options.columns, options.density)]
-    _check_workers(steps, n)
+        steps = [gradients.synthetic(mesh.size, options.rows, options.columns, options.density)]
+    if gradients.workers(steps[0]) != mesh.size:
+        held = gradients.workers(steps[0])
+        raise ValueError(f"the gradients are of {held} workers, but there are {mesh.size}. Give one slice for each.")
     say = output.say if jax.process_index() == 0 else lambda line: None
-    return _bench(steps, mesh, options, say)
+    with output.chatter_to_stderr():  # gloo's
+        return _bench(steps, mesh, options, say)
 
 
 def _bench(
@@ -103,8 +110,7 @@ def _bench(
     if jax.process_index() > 0:
         return None
     choice = {name: leaf.scheme for name, leaf in zen.plan(profile, cluster).leaves.items()}
-    document = _document(timings, estimate, cluster, choice)
-    return output.Result(_text(document), document, lambda figure: _draw(document, figure))
+    return bench_report.result(timings, estimate, cluster, choice, BASELINE)
 
 
 class Scheme:
@@ -112,12 +118,12 @@ class Scheme:
 
     def __init__(self, name: str, estimate: Estimate, placed: Sequence[Mapping[str, Any]], mesh: Mesh) -> None:
         self.name, self._placed = name, placed
-        ways = {leaf: known.get(name, known["dense_ordered"]).candidate for leaf, known in estimate.leaves.items()}
+        options = {leaf: each.candidate.options for leaf, each in estimate.under(name).items()}
 
         def reduce(stacked: Mapping[str, Any]) -> Any:
             reduced, infos = {}, []
             for leaf, stack in stacked.items():
-                reduced[leaf], info = zen.all_reduce(stack[0], workers.AXIS, return_info=True, **_options(ways[leaf]))
+                reduced[leaf], info = zen.all_reduce(stack[0], workers.AXIS, return_info=True, **options[leaf])
                 infos.append(info)
             return reduced, zen.total(infos)
 
@@ -133,97 +139,8 @@ class Scheme:
         return {key: float(value.addressable_data(0)) for key, value in result[1]._asdict().items()}
 
 
-def _options(candidate: Any) -> dict[str, Any]:
-    names = ("scheme", "unit", "capacity", "push_format", "pull_format")
-    return {name: getattr(candidate, name) for name in names}
-
-
-def _leading(step: Mapping[str, np.ndarray]) -> int:
-    first = next(iter(step.values()))
-    return first.shape[0] if first.ndim else 0
-
-
-def _check_workers(steps: Sequence[Mapping[str, np.ndarray]], n: int) -> None:
-    for step in steps:
-        for name, leaf in step.items():
-            if leaf.shape[:1] != (n,):
-                raise ValueError(
-                    f"{name} has shape {leaf.shape}, but there are {n} workers. Stack one slice for each: [{n}, ...]."
-                )
-    if n < 2:
-        raise ValueError("there is only one worker, and nothing to synchronise. Use at least two.")
-
-
 def _check_same(*inputs: Any) -> None:
     """Raises a ValueError in every process where not all work on the same: they would wait for each other for ever."""
     digest = zlib.crc32(json.dumps(inputs, default=str).encode())
     if len(set(workers.gather(np.asarray([float(digest)])).ravel())) > 1:
         raise ValueError("the processes have other gradients or options than each other. Start all with the same.")
-
-
-def _document(
-    timings: Sequence[Timing], estimate: Estimate, cluster: zen.Cluster, choice: Mapping[str, str]
-) -> dict[str, Any]:
-    dense = next(timing.median for timing in timings if timing.name == BASELINE)
-    bounds = estimate.bounds.values()
-    schemes = [
-        {
-            "scheme": timing.name,
-            "seconds": {
-                "median": timing.median,
-                "min": min(timing.seconds),
-                "max": max(timing.seconds),
-                "all": timing.seconds,
-            },
-            "first_call": timing.first_call,
-            "bytes": timing.info["bytes_pushed"] + timing.info["bytes_pulled"],
-            "estimate": estimate.total(timing.name)[0],
-            "speed_up": dense / timing.median,
-            "info": timing.info,
-        }
-        for timing in sorted(timings, key=lambda timing: timing.median)
-    ]
-    return {
-        "n": estimate.n,
-        "processes": jax.process_count(),
-        "platform": jax.default_backend(),
-        "cluster": dataclasses.asdict(cluster),
-        "schemes": schemes,
-        "lower bound": {"seconds": sum(b.seconds for b in bounds), "bytes": sum(b.nbytes for b in bounds)},
-        "choice": dict(choice),
-    }
-
-
-def _text(document: Mapping[str, Any]) -> str:
-    rows = [("scheme", "ms", "min", "max", "MB", "estimated ms", "speed-up")]
-    for row in document["schemes"]:
-        times = [f"{row['seconds'][which] * 1e3:.2f}" for which in ("median", "min", "max")]
-        numbers = (f"{row['bytes'] / 1e6:.3f}", f"{row['estimate'] * 1e3:.2f}", f"{row['speed_up']:.2f}")
-        rows.append((row["scheme"], *times, *numbers))
-    bound = document["lower bound"]
-    rows.append(("lower bound", "", "", "", f"{bound['bytes'] / 1e6:.3f}", f"{bound['seconds'] * 1e3:.2f}", ""))
-    several = document["processes"] > 1
-    where = f"{document['processes']} processes" if several else "one process: memory, no network"
-    lines = [f"{document['n']} {document['platform']} workers, {where}; median ms, MB pushed and pulled by each"]
-    lines += [table(rows), f"a plan would choose: {_chosen(document['choice'])}"]
-    return "\n".join(lines)
-
-
-def _chosen(choice: Mapping[str, str]) -> str:
-    leaves: dict[str, list[str]] = {}
-    for leaf, scheme in choice.items():
-        leaves.setdefault(scheme, []).append(leaf)
-    return "; ".join(f"{scheme} for {', '.join(some)}" for scheme, some in leaves.items())
-
-
-def _draw(document: Mapping[str, Any], figure: Any) -> None:
-    """Median times as bars with their extremes, and the estimates."""
-    rows = document["schemes"][::-1]
-    names, medians = [row["scheme"] for row in rows], [row["seconds"]["median"] * 1e3 for row in rows]
-    spread = [[abs(row["seconds"][end] - row["seconds"]["median"]) * 1e3 for row in rows] for end in ("min", "max")]
-    axes = figure.subplots()
-    axes.barh(names, medians, xerr=spread, label="measured")
-    axes.plot([row["estimate"] * 1e3 for row in rows], names, "kx", label="estimated")
-    axes.axvline(document["lower bound"]["seconds"] * 1e3, color="black", linestyle=":", label="lower bound")
-    axes.set(xlabel="ms", title=f"{document['n']} workers, {document['processes']} process(es)")
-    axes.legend()

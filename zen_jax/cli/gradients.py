@@ -1,7 +1,8 @@
 """Stacked gradients for `profile` and `bench`: read from .npz files, or made up."""
 
 import zipfile
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ def read(paths: Sequence[Path]) -> list[dict[str, np.ndarray]]:
     """Gradients of one step from each file: by leaf float [n, ...], one slice a worker.
 
     Raises:
-      ValueError: for files that are no .npz, hold no arrays, or none that NumPy can read without pickle.
+      ValueError: for files that are no .npz, that NumPy cannot read without pickle, or whose arrays are no stacks
+        of as many slices, at least one.
       OSError: for files that cannot be read.
     """
     steps = []
@@ -33,14 +35,23 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path) as saved:
             leaves = {name: saved[name] for name in saved.files}
-    except (ValueError, zipfile.BadZipFile, EOFError) as error:
+    except (ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{path} cannot be read: {error}. {SAVE}") from error
     if not leaves:
         raise ValueError(f"{path} holds no arrays. {SAVE}")
     for name, leaf in leaves.items():
         if not isinstance(leaf, np.ndarray) or leaf.dtype.kind == "V":  # what NumPy makes of bfloat16
             raise ValueError(f"{path}: {name} is of no type that NumPy keeps, such as bfloat16. Save it as float32.")
+    slices = {leaf.shape[:1] for leaf in leaves.values()}
+    if len(slices) > 1 or slices & {(), (0,)}:
+        shapes = ", ".join(f"{name} {leaf.shape}" for name, leaf in leaves.items())
+        raise ValueError(f"{path}: arrays do not stack as [n, ...], one slice for each of n workers: {shapes}. {SAVE}")
     return leaves
+
+
+def workers(step: Mapping[str, np.ndarray]) -> int:
+    """How many workers' slices a step's leaves hold."""
+    return len(next(iter(step.values())))
 
 
 def synthetic(n: int, rows: int, columns: int, density: float) -> dict[str, np.ndarray]:

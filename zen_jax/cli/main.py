@@ -52,8 +52,10 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _complain(command: str, error: Exception, code: int) -> int:
-    said = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
-    print(f"zen-jax {command}: {' '.join(said.split()) or type(error).__name__}", file=sys.stderr)
+    said = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.filename:
+        said = f"{error.filename}: {error.strerror}. Check the path."
+    print(f"zen-jax {command}: {' '.join(said.split())}", file=sys.stderr)
     return code
 
 

@@ -1,9 +1,11 @@
 """What a subcommand found, as text, JSON and a figure; and what it says while it works."""
 
 import argparse
+import contextlib
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +43,19 @@ def show(result: Result | None, options: argparse.Namespace) -> None:
         Path(options.json).write_text(text + "\n", encoding="utf-8")
     if getattr(options, "plot", None):
         _draw(result, options.plot)
+
+
+@contextlib.contextmanager
+def chatter_to_stderr() -> Iterator[None]:
+    """Sends what libraries print on standard output to standard error, so that --json - stays JSON."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def say(line: str) -> None:

@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> output.Result:
     steps = gradients.read(options.gradients)
-    output.say(f"profiling {len(steps)} step{'s' * (len(steps) > 1)} of {len(steps[0])} leaves")
+    output.say(f"profiling the gradients of {gradients.workers(steps[0])} workers")
     profile = zen.profile(*steps, unit=options.unit)
     return output.Result(str(profile), profile.to_json(), lambda figure: _draw(profile, figure))
 

@@ -24,15 +24,15 @@ class Place(NamedTuple):
     rank: int | None
 
 
-def find_place(coordinator: str | None, processes: int | None, rank: int | None) -> Place | None:
-    """The place that options or a launcher give; None for a process by itself.
+def find_place(coordinator: str | None, processes: int | None, rank: int | None, *, alone: bool) -> Place | None:
+    """The place that options give, or a launcher unless the process is to be alone; None for one by itself.
 
     Raises:
       ValueError: for some options without the others, a rank that is none of the processes', or no HOST:PORT.
     """
     place = Place(coordinator, processes, rank)
     if place == (None, None, None):
-        return place if any(name in os.environ for name in _LAUNCHERS) else None
+        return place if not alone and any(name in os.environ for name in _LAUNCHERS) else None
     if None in place:
         raise ValueError("--coordinator, --processes and --rank go together. Give all three to every process.")
     if rank >= processes:

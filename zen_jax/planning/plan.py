@@ -175,8 +175,7 @@ def _in_a_bucket(dense: Estimated, cluster: Cluster, estimated: Estimate) -> flo
 
 
 def _leaf_plan(leaf: LeafProfile, estimated: Estimated) -> LeafPlan:
-    how = estimated.candidate
-    return LeafPlan(leaf.shape, leaf.dtype, how.scheme, how.unit, how.capacity, how.push_format, how.pull_format)
+    return LeafPlan(leaf.shape, leaf.dtype, **estimated.candidate.options)
 
 
 def _from_json(document: Mapping[str, Any]) -> Plan:
