@@ -145,6 +145,8 @@ def test_autotune_compiles_twice_and_changes_no_bit():
         for name, stack in gradients.items():
             for worker in range(N):
                 assert_same_bits(updates[name][worker], oracle.ordered_sum(stack, N), name)
+        # The same names before and after planning, or the planned step would compile for each.
+        assert set(optax.tree.get(state, "info")) == {"table", "(fused)"}
     assert len(made) == 2
     assert len(set(map(id, traced))) == len(traced) == 2
     assert made[1] is step.plan
