@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -16,7 +17,14 @@ COMMANDS = {
     "simulate": simulate,
     "bench": bench,
 }
-DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, BAD_INPUT = 0, 1, 2
+
+
+def script() -> int:
+    """The entry point: `main`, and Ctrl-C ends the process at once, as shells expect (exit code 130)."""
+    # Python's own handler would wait for C++ to return, and its exit for other processes of jax.distributed.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return main()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,20 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         top.print_help()
         return DONE
     try:
-        return _run(options)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
-
-
-def _run(options: argparse.Namespace) -> int:
-    try:
         output.show(COMMANDS[options.command].run(options), options)
         sys.stdout.flush()
-    except BrokenPipeError:
-        raise
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
         return _complain(options.command, error, BAD_INPUT)
     except (RuntimeError, MemoryError) as error:

@@ -168,8 +168,9 @@ def _fit(moved: np.ndarray, seconds: np.ndarray) -> tuple[float, ...]:
     """Costs >= 0 with moved @ costs near seconds, relative to seconds: small messages weigh as much as large ones."""
     scaled, columns = moved / seconds[:, None], moved.shape[1]
     best, least = np.zeros(columns), np.inf
-    for size in range(1, columns + 1):
-        for chosen in map(list, itertools.combinations(range(columns), size)):
+    moving = np.flatnonzero(moved.any(axis=0))  # nothing tells what a byte costs that never moves
+    for size in range(1, moving.size + 1):
+        for chosen in map(list, itertools.combinations(moving, size)):
             costs = np.zeros(columns)
             # Unit columns, or bytes and calls would differ by more than floats resolve.
             norms = np.linalg.norm(scaled[:, chosen], axis=0)
