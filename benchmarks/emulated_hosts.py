@@ -56,7 +56,9 @@ def why_not() -> str | None:
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         return f"emulated hosts need {', '.join(missing)} (Debian packages: iproute2, util-linux, hostname)"
     if os.geteuid() != 0:
-        return "emulated hosts need root: network namespaces are made and limited by it"
+        return "emulated hosts need root, who alone makes network namespaces and limits their links"
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode:
+        return "emulated hosts need network namespaces, which this kernel or container does not allow"
     return None
 
 
@@ -121,7 +123,8 @@ def _make(hosts: list[Host]) -> list[Host]:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "hosts").write_text("127.0.0.1 localhost\n" + names)
         _run("ip", "netns", "add", host.name)
-        _run("ip", "-n", SWITCH, "link", "add", host.name, *"type veth peer name".split(), INTERFACE, "netns", host.name)
+        veth = ["type", "veth", "peer", "name", INTERFACE, "netns", host.name]
+        _run("ip", "-n", SWITCH, "link", "add", host.name, *veth)
         _run("ip", "-n", SWITCH, "link", "set", host.name, "master", "switch", "up")
         _run("ip", "-n", host.name, "addr", "add", f"{host.address}/24", "dev", INTERFACE)
         for interface in ("lo", INTERFACE):

@@ -83,14 +83,14 @@ def scheme_bytes(touched: np.ndarray, columns: int, blocks: int) -> dict[str, fl
     hashed = message_counts(touched, hashed_servers(rows, blocks, n), n)
     even = tuple(counts * blocks for counts in message_counts(touched, contiguous_servers(rows, n), n))
     return {
-        "AllReduce (dense)": 2 * (n - 1) / n * dense,
-        "AGsparse": float(mine.sum() - mine.min()) * coo,
-        "SparCML": _recursive_doubling(touched, lambda units: min(units * blocks * coo, dense)),
-        "OmniReduce": busiest_link(*_omnireduce_counts(touched, columns), *[OMNIREDUCE_BLOCK * ITEMSIZE + INDEX] * 2),
-        "Sparse PS": busiest_link(*even, coo, coo),
-        "Balanced Parallelism": busiest_link(*hashed, coo, coo),
-        "ZEN (hash bitmap)": busiest_link(*hashed, coo, value, pull_fixed=rows * blocks / n / 8),
-        "Balanced Parallelism, no index": busiest_link(*hashed, value, value),
+        "dense": 2 * (n - 1) / n * dense,
+        "agsparse": float(mine.sum() - mine.min()) * coo,
+        "sparcml": _recursive_doubling(touched, lambda units: min(units * blocks * coo, dense)),
+        "omnireduce": busiest_link(*_omnireduce_counts(touched, columns), *[OMNIREDUCE_BLOCK * ITEMSIZE + INDEX] * 2),
+        "sparse_ps": busiest_link(*even, coo, coo),
+        "zen, COO pull": busiest_link(*hashed, coo, coo),
+        "zen": busiest_link(*hashed, coo, value, pull_fixed=rows * blocks / n / 8),
+        "zen, no index": busiest_link(*hashed, value, value),
     }
 
 

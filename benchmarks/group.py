@@ -32,6 +32,9 @@ class Group(Protocol):
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         """float64 [...] of this process to [n, ...] of all; no process goes on before all have come."""
 
+    def at_rate(self, rate: str) -> dict[str, dict[str, Any]]:
+        """Called in every process once the links have a new rate. What it gives for a case goes into its record."""
+
 
 class Case(Protocol):
     """One way to reduce."""
@@ -51,11 +54,11 @@ class Case(Protocol):
 def arguments(description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problem", type=Path, required=True, help="file written by benchmarks.network")
-    parser.add_argument("--coordinator", required=True, help="HOST:PORT of rank 0")
-    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--coordinator", help="HOST:PORT of rank 0, where no launcher says so")
+    parser.add_argument("--rank", type=int)
     parser.add_argument("--rates", nargs="+", default=[AS_IS], help="link rates, for emulated hosts alone")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--interface", default=emulated_hosts.INTERFACE, help="network interface with the byte counters")
+    parser.add_argument("--interface", default=emulated_hosts.INTERFACE, help="whose byte counters are read")
     return parser.parse_args()
 
 
@@ -72,9 +75,12 @@ def measure(group: Group, problem: Problem, cases: Sequence[Case], options: argp
         if rate != AS_IS and group.rank == 0:
             hosts = [emulated_hosts.Host(f"{emulated_hosts.PREFIX}-{i}", "") for i in range(group.size)]
             emulated_hosts.set_rate(hosts, None if rate == UNLIMITED else rate)
+        group.gather(np.zeros(1))  # the rate is set before any goes on
+        extra = group.at_rate(rate)
         for record in _time_cases(group, problem, cases, options):
             if group.rank == 0:
-                record |= {"rate": rate, "n": group.size, "first_call": first_calls[record["case"]]}
+                name = record["case"]
+                record |= {"rate": rate, "n": group.size, "first_call": first_calls[name], **extra.get(name, {})}
                 print(json.dumps(record), flush=True)
 
 
@@ -100,6 +106,8 @@ def _time_cases(
         seconds = by_worker[:, i, :, 0].max(axis=0)
         link = by_worker[:, i, :, 1:].mean(axis=1)
         _say(group, f"{case.name}: {statistics.median(seconds) * 1e3:.1f} ms")
+        if group.size > 1 and not link[:, 0].all():
+            raise ValueError(f"{case.name} received nothing over {options.interface}. Give the interface that it uses.")
         yield {
             "case": case.name,
             "seconds": {

@@ -16,13 +16,27 @@ from benchmarks.problem import Problem
 class Processes:
     """All processes of jax.distributed, one device each."""
 
-    def __init__(self) -> None:
+    def __init__(self, mesh: jax.sharding.Mesh, problem: Problem) -> None:
         self.rank, self.size = jax.process_index(), jax.process_count()
+        self.mesh, self.problem = mesh, problem
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         # float64 as bits: JAX would round it to float32.
         bits = multihost_utils.process_allgather(np.asarray(numbers, np.float64).view(np.uint32))
         return np.asarray(bits).reshape(self.size, -1).view(np.float64).reshape(self.size, *np.shape(numbers))
+
+    def at_rate(self, rate: str) -> dict[str, dict[str, Any]]:
+        """Calibrates the links, and gives for each scheme the estimated seconds and whether a plan would choose it."""
+        if rate == group.UNLIMITED:
+            return {}
+        cluster = zen.calibrate(self.mesh)
+        profile = zen.SparsityProfile.load(self.problem.notes["profile"])
+        estimate = zen.estimate(profile, cluster)
+        measured = [name for name in estimate.leaves[""] if name in self.problem.notes["cases"]]
+        chosen = estimate.best("", measured).candidate.scheme
+        return {
+            name: {"estimate": each.seconds, "planned": name == chosen} for name, each in estimate.leaves[""].items()
+        }
 
 
 class Scheme:
@@ -61,8 +75,8 @@ def main() -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(options.coordinator, problem.touched.shape[1], options.rank)
-    processes = Processes()
-    mesh = jax.make_mesh((processes.size,), ("data",), axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh((jax.process_count(),), ("data",), axis_types=(AxisType.Auto,))
+    processes = Processes(mesh, problem)
     cases = [Scheme(name, problem, processes.rank, mesh) for name in problem.notes["cases"]]
     group.measure(processes, problem, cases, options)
     jax.distributed.shutdown()

@@ -1,4 +1,4 @@
-"""The gradients that a group of processes reduces, and what the sum must be. NumPy only, so that every peer reads it."""
+"""The gradients that a group of processes reduces, and what their sum must be. NumPy only, for peers without JAX."""
 
 import json
 from dataclasses import dataclass

@@ -161,6 +161,8 @@ def test_fit_finds_latency_and_bandwidth():
     nbytes = np.array([1e3, 1e5, 1e6, 1e7])
     moved = np.stack([np.ones(4), nbytes], axis=1)
     np.testing.assert_allclose(calibrate._fit(moved, 1e-4 + 2e-9 * nbytes), (1e-4, 2e-9))
+    uncharged = np.insert(moved, 1, 0.0, axis=1)
+    np.testing.assert_allclose(calibrate._fit(uncharged, 1e-4 + 2e-9 * nbytes), (1e-4, 0.0, 2e-9))
     latency, per_byte = calibrate._fit(moved, 2e-9 * nbytes - 1e-7)
     assert latency == 0
     np.testing.assert_allclose(per_byte, 2e-9, 0.1)

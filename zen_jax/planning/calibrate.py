@@ -166,12 +166,12 @@ def _slowest(measured: np.ndarray, mesh: Mesh) -> np.ndarray:
 
 def _fit(moved: np.ndarray, seconds: np.ndarray) -> tuple[float, ...]:
     """Costs >= 0 with moved @ costs near seconds, relative to seconds: small messages weigh as much as large ones."""
-    scaled, columns = moved / seconds[:, None], moved.shape[1]
-    best, least = np.zeros(columns), np.inf
-    moving = np.flatnonzero(moved.any(axis=0))  # nothing tells what a byte costs that never moves
-    for size in range(1, moving.size + 1):
-        for chosen in map(list, itertools.combinations(moving, size)):
-            costs = np.zeros(columns)
+    scaled = moved / seconds[:, None]
+    charged = np.flatnonzero(scaled.any(axis=0))
+    best, least = np.zeros(scaled.shape[1]), np.inf
+    for size in range(1, charged.size + 1):
+        for chosen in map(list, itertools.combinations(charged, size)):
+            costs = np.zeros(scaled.shape[1])
             # Unit columns, or bytes and calls would differ by more than floats resolve.
             norms = np.linalg.norm(scaled[:, chosen], axis=0)
             costs[chosen] = np.linalg.lstsq(scaled[:, chosen] / norms, np.ones(len(seconds)), rcond=None)[0] / norms
