@@ -114,7 +114,9 @@ def run_group(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
                 with log.open("w") as output:
                     # What the first says is progress; the others matter only where one of them fails.
                     errors = subprocess.STDOUT if processes else None
-                    started = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=variables)
+                    started = subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=variables
+                    )
                     processes.append(started)
             deadline = time.monotonic() + GROUP_TIMEOUT
             while any(p.poll() is None for p in processes) and not any(p.poll() for p in processes):
