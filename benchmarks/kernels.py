@@ -3,13 +3,23 @@
     python -m benchmarks.kernels --elements 64e6 --density 0.01 0.05 --json build/kernels.json
 
 The floor of a kernel is the time in which the device, at its measured ceilings, reads and writes the bytes that the
-kernel must. "floor/time" is the share of the ceiling that the kernel reaches.
+kernel must; the ceilings are timed again beside every repeat. "times_floor" is the kernel's time over its floor, and
+"of_read" the rate at which it moves these bytes over the rate at which the device reads.
+
+On a CPU the process keeps the memory it frees, as examples/lm does, so that results do not land on pages that the
+kernel has yet to map; --fresh-memory leaves malloc as it is.
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from examples.lm.memory import keep_freed_memory
+
+if __name__ == "__main__" and "--fresh-memory" not in sys.argv:
+    keep_freed_memory()
 
 import jax
 import jax.numpy as jnp
@@ -126,55 +136,47 @@ def main() -> None:
     parser.add_argument("--density", type=float, nargs="+", default=[0.01, 0.05])
     parser.add_argument("--width", type=int, default=1, help="elements in a unit; 1 hashes elements")
     parser.add_argument("-n", type=int, default=16, help="servers")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--skip-slow", action="store_true", help="leave out the pure-JAX lowering and jnp.nonzero")
+    parser.add_argument("--fresh-memory", action="store_true", help="let malloc return memory to the system")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    ceiling = measure.ceilings()
-    print("ceilings: " + ", ".join(f"{name} {rate / 1e9:.1f} GB/s" for name, rate in ceiling.items()), flush=True)
+    ceilings = measure.Ceilings()
     results: list[dict[str, Any]] = []
     for density in options.density:
         x = sparse_tensor(int(options.elements) // options.width, options.width, density)
         for name, native, reference, operands, read, written in cases(x, options.n):
-            floor = read / ceiling["read"] + written / ceiling["write"]
-            row = {"density": density, "kernel": name, "floor_ms": round(floor * 1e3, 2)}
-            row |= _timed(jax.jit(native), operands, options.repeats, floor)
+            run = jax.jit(native)
+            took = ceilings.against(lambda: run(*operands), read, written, options.repeats)  # noqa: B023
+            row = {"density": density, "kernel": name}
+            row |= {f"{key}_ms": round(took[key] * 1e3, 2) for key in ("floor", "median", "min", "max")}
+            row["times_floor"] = round(took["times_floor"], 2)
+            row["of_read"] = round(took["of_read"], 2)
             if not options.skip_slow:
                 slow = measure.seconds(lambda: jax.jit(reference)(*operands), 1)  # noqa: B023
                 row["pure_jax_ms"] = round(slow["median"] * 1e3, 1)
-            if name == "partition":
-                row["of_read_ceiling"] = round((read + written) / row["ms"] * 1e3 / ceiling["read"], 3)
             results.append(row)
             print(measure.table([row]), flush=True)
         if options.width == 1:
-            own = next(row["ms"] for row in results if row["density"] == density and row["kernel"] == "partition")
+            operand, capacity = jnp.asarray(x), int(np.count_nonzero(x) / options.n * ROOM)
+            partition = jax.jit(lambda x: kernels.partition(x, options.n, capacity))  # noqa: B023
             for name, run in peers(x):
                 if options.skip_slow and name.startswith("jnp"):
                     continue
-                took = measure.seconds(run, 3)["median"] * 1e3
-                peer = {"density": density, "kernel": name, "ms": round(took, 2), "of_partition": round(took / own, 1)}
-                results.append(peer)
+                took = measure.ratio(run, lambda: partition(operand), options.repeats)  # noqa: B023
+                row = {"density": density, "kernel": name, "median_ms": round(took["median"] * 1e3, 2)}
+                results.append(row | {"times_partition": round(took["ratio"], 1)})
     print(measure.table(results))
     result = {
         "environment": measure.environment(),
-        "ceilings": ceiling,
+        "ceilings": ceilings.rates(),
         "elements": int(options.elements),
         "width": options.width,
         "n": options.n,
         "results": results,
     }
     measure.write_json(options.json, result)
-
-
-def _timed(run: Callable, operands: tuple, repeats: int, floor: float) -> dict[str, float]:
-    took = measure.seconds(lambda: run(*operands), repeats)
-    return {
-        "ms": round(took["median"] * 1e3, 2),
-        "min_ms": round(took["min"] * 1e3, 2),
-        "max_ms": round(took["max"] * 1e3, 2),
-        "floor/time": round(floor / took["median"], 3),
-    }
 
 
 if __name__ == "__main__":

@@ -79,7 +79,8 @@ sys.meta_path.insert(0, Hide())
     assert (int(calls), float(value)) == (0, 6)
 
 
-def test_unknown_switch():
+@pytest.mark.parametrize(("switch", "known"), [("ZEN_JAX_KERNELS", "xla"), ("ZEN_JAX_CPU_ISA", "scalar")])
+def test_unknown_switch(switch, known):
     code = """
 import zen_jax as zen
 try:
@@ -87,8 +88,8 @@ try:
 except ValueError as error:
     print(error)
 """
-    message = child(code, ZEN_JAX_KERNELS="fast")
-    assert "ZEN_JAX_KERNELS='fast'" in message and "'xla'" in message
+    message = child(code, **{switch: "fast"})
+    assert f"{switch}='fast'" in message and repr(known) in message
 
 
 ISA = """

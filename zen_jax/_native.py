@@ -11,6 +11,8 @@ from zen_jax.errors import check_choice
 
 _PLATFORMS = {"cpu": ("_native_cpu", "cpu"), "cuda": ("_native_cuda", "CUDA")}
 _SWITCH = "ZEN_JAX_KERNELS"
+_ISA = "ZEN_JAX_CPU_ISA"
+_ISAS = ("avx512", "avx2", "scalar")
 
 
 @cache
@@ -18,6 +20,7 @@ def _load(platform: str) -> tuple[ModuleType | None, str]:
     """The platform's library with its custom calls registered, or None; and the reason."""
     choice = os.environ.get(_SWITCH, "native")
     check_choice(_SWITCH, choice, ("native", "xla"))
+    check_choice(_ISA, os.environ.get(_ISA, _ISAS[0]), _ISAS)
     if choice == "xla":
         return None, f"{_SWITCH}=xla turns custom calls off"
     module, ffi_platform = _PLATFORMS[platform]

@@ -15,20 +15,26 @@ namespace {
 // tiles to be worth visiting every server for, the second-level cache does.
 constexpr int64_t kBlockBytes = 16 << 10;
 constexpr int64_t kLargeBlockBytes = 256 << 10;
-constexpr int64_t kEnoughTiles = 512;
-constexpr int64_t kMaxBlockTiles = 4096;
+constexpr int64_t kEnoughTiles = 128;
+// Bitmaps are listed a window of blocks at a time: a block alone holds too few set bits of a server to be worth a call.
+// The lists of all servers together stay in the second-level cache.
+constexpr int64_t kWindowTiles = 1024;
+constexpr int64_t kWindowListBytes = 512 << 10;
 constexpr int64_t kMinStreamBytes = 1 << 20;
-// Ranges start at whole words of every bitmap.
+// Windows and ranges start at whole words of every bitmap.
 constexpr int64_t kTileGrain = 64;
+// Closes a list: no unit of a window has this number.
+constexpr uint32_t kListEnd = ~uint32_t{0};
 
-// The largest power of two of tiles that fits a block, at least one, and no larger than holds `all`.
-int64_t block_tiles(int64_t tile_bytes, int64_t all) {
-  int64_t tiles = 1;
-  while (tiles < std::min(all, kMaxBlockTiles)) {
-    if (2 * tiles * tile_bytes > (tiles < kEnoughTiles ? kLargeBlockBytes : kBlockBytes)) break;
-    tiles *= 2;
-  }
-  return tiles;
+int64_t block_tiles(int64_t tile_bytes) {
+  const int64_t enough = std::min(kEnoughTiles, kLargeBlockBytes / tile_bytes);
+  return std::max<int64_t>({kBlockBytes / tile_bytes, enough, 1});
+}
+
+int64_t window_tiles(int64_t n, int64_t tiles) {
+  const int64_t fitting = kWindowListBytes / (n * static_cast<int64_t>(sizeof(uint32_t)));
+  const int64_t wanted = std::min({fitting, kWindowTiles, ceil_div(tiles, kTileGrain) * kTileGrain});
+  return std::max(wanted / kTileGrain * kTileGrain, kTileGrain);
 }
 
 // How many set bits each of `n` bitmaps has before bit range.begin of every range.
@@ -61,21 +67,21 @@ class BlockDecoder {
         values_(values),
         seed_(seed),
         isa_(isa),
-        block_tiles_(block_tiles(p.n * p.width * sizeof(Bits), ceil_div(p.units, p.n))),
+        window_tiles_(window_tiles(p.n, ceil_div(p.units, p.n))),
+        block_tiles_(std::min(block_tiles(p.n * p.width * sizeof(Bits)), window_tiles_)),
         streams_(p.units * p.width * static_cast<int64_t>(sizeof(Bits)) >= kMinStreamBytes),
         blocks_{AlignedVector<Bits>(block_tiles_ * p.n * p.width), AlignedVector<Bits>(block_tiles_ * p.n * p.width)},
-        list_(block_tiles_ + kListSlack),
-        units_(block_tiles_ + kListSlack) {}
+        bits_(window_tiles_ + kListSlack),
+        units_(p.n * (window_tiles_ + kListSlack)),
+        pending_(p.n) {}
 
   void decode(Range tiles, int64_t* ranks, Bits* out) {
-    for (int64_t tile = tiles.begin; tile < tiles.end; tile += block_tiles_) {
-      const int64_t end = std::min(tile + block_tiles_, tiles.end);
-      fill_block(tile, end, ranks);
-      const int64_t unit = tile * p_.n;
-      const int64_t elements = (std::min(end * p_.n, p_.units) - unit) * p_.width;
-      done_ = {reinterpret_cast<char*>(out + unit * p_.width), reinterpret_cast<char*>(filling_->data()),
-               elements * static_cast<int64_t>(sizeof(Bits))};
-      std::swap(filling_, leaving_);
+    for (int64_t tile = tiles.begin; tile < tiles.end; tile += window_tiles_) {
+      const int64_t end = std::min(tile + window_tiles_, tiles.end);
+      for (int64_t server = 0; server < p_.n; ++server) list_server(server, tile, end, ranks[server]);
+      for (int64_t block = tile; block < end; block += block_tiles_) {
+        decode_block(tile, block, std::min(block + block_tiles_, end), out);
+      }
     }
     write_out(done_.bytes);
     isa_.fence();
@@ -89,36 +95,52 @@ class BlockDecoder {
     int64_t bytes = 0;
   };
 
-  // Puts a block together, and a slice of the block before it out after every server: stores past the caches take as
-  // long as all the rest, and a few at a time they run beside it. What is out is cleared for the next block.
-  void fill_block(int64_t tile, int64_t end, int64_t* ranks) {
-    const int64_t slice = ceil_div(ceil_div(done_.bytes, p_.n), kCacheLine) * kCacheLine;
-    for (int64_t server = 0; server < p_.n; ++server) {
-      place_server(server, tile, end, ranks[server]);
-      write_out(slice);
-    }
-  }
+  // The units of one server that the window still has to place, counted from the window's first, and their values.
+  struct Pending {
+    const uint32_t* unit;
+    const Bits* value;
+  };
 
-  void place_server(int64_t server, int64_t tile, int64_t end, int64_t& rank) {
-    const int64_t count = isa_.list_bits(words_ + server * p_.words, tile, end, list_.data());
-    isa_.place(list_.data(), count, static_cast<uint32_t>(tile), static_cast<uint32_t>(server),
-               static_cast<uint32_t>(p_.n), seed_, units_.data());
-    const int64_t here = std::clamp<int64_t>(p_.capacity - rank, 0, count);
-    const Bits* const values = values_ + (server * p_.capacity + rank) * p_.width;
-    if (p_.width == 1) {
-      place_units<true>(values, here);
-    } else {
-      place_units<false>(values, here);
-    }
+  void list_server(int64_t server, int64_t tile, int64_t end, int64_t& rank) {
+    uint32_t* const units = units_.data() + server * (window_tiles_ + kListSlack);
+    const int64_t count = isa_.list_bits(words_ + server * p_.words, tile, end, bits_.data());
+    isa_.place(bits_.data(), count, static_cast<uint32_t>(tile), static_cast<uint32_t>(server),
+               static_cast<uint32_t>(p_.n), seed_, units);
+    units[std::clamp<int64_t>(p_.capacity - rank, 0, count)] = kListEnd;
+    pending_[server] = {units, values_ + (server * p_.capacity + std::min(rank, p_.capacity)) * p_.width};
     rank += count;
   }
 
+  void decode_block(int64_t window, int64_t tile, int64_t end, Bits* out) {
+    const auto first = static_cast<uint32_t>((tile - window) * p_.n);
+    const auto last = static_cast<uint32_t>((end - window) * p_.n);
+    if (p_.width == 1) {
+      fill_block<true>(first, last);
+    } else {
+      fill_block<false>(first, last);
+    }
+    const int64_t unit = tile * p_.n;
+    const int64_t elements = (std::min(end * p_.n, p_.units) - unit) * p_.width;
+    done_ = {reinterpret_cast<char*>(out + unit * p_.width), reinterpret_cast<char*>(filling_->data()),
+             elements * static_cast<int64_t>(sizeof(Bits))};
+    std::swap(filling_, leaving_);
+  }
+
+  // Puts a block together, and a slice of the block before it out after every server: stores past the caches take as
+  // long as all the rest, and a few at a time they run beside it. What is out is cleared for the next block.
   template <bool kOneElement>
-  void place_units(const Bits* values, int64_t count) {
+  void fill_block(uint32_t first, uint32_t last) {
     const int64_t width = kOneElement ? 1 : p_.width;
+    const int64_t slice = ceil_div(ceil_div(done_.bytes, p_.n), kCacheLine) * kCacheLine;
     Bits* const block = filling_->data();
-    const uint32_t* const units = units_.data();
-    for (int64_t i = 0; i < count; ++i) copy_unit(block + units[i] * width, values + i * width, width);
+    for (Pending& server : pending_) {
+      Pending next = server;
+      for (; *next.unit < last; ++next.unit, next.value += width) {
+        copy_unit(block + (*next.unit - first) * width, next.value, width);
+      }
+      server = next;
+      write_out(slice);
+    }
   }
 
   void write_out(int64_t bytes) {
@@ -138,14 +160,16 @@ class BlockDecoder {
   const Bits* const values_;
   const uint32_t seed_;
   const Isa& isa_;
+  const int64_t window_tiles_;
   const int64_t block_tiles_;
   const bool streams_;
   AlignedVector<Bits> blocks_[2];
   AlignedVector<Bits>* filling_ = &blocks_[0];
   AlignedVector<Bits>* leaving_ = &blocks_[1];
   Outgoing done_;
-  AlignedVector<uint16_t> list_;
+  AlignedVector<uint16_t> bits_;
   AlignedVector<uint32_t> units_;
+  std::vector<Pending> pending_;
 };
 
 }  // namespace

@@ -38,7 +38,7 @@ struct Isa {
                 uint32_t* servers);
 
   // Lists the positions, less begin, of the set bits in [begin, end) of a bitmap, and returns how many. begin is a
-  // multiple of end - begin rounded up to a power of two, or of 64.
+  // multiple of 64.
   int64_t (*list_bits)(const uint32_t* words, int64_t begin, int64_t end, uint16_t* list);
 
   // Where in a block of tiles that starts at `tile` the units lie that `server` owns in the listed tiles.

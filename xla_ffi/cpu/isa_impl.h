@@ -138,7 +138,7 @@ struct IsaImpl {
   static int64_t list_bits(const uint32_t* words, int64_t begin, int64_t end, uint16_t* list) {
     int64_t count = 0;
     for (int64_t t = begin; t < end; t += kMaskBits) {
-      uint64_t mask = words[t / kBitsPerWord] >> (t % kBitsPerWord);
+      uint64_t mask = words[t / kBitsPerWord];
       if (end - t > kBitsPerWord) mask |= static_cast<uint64_t>(words[t / kBitsPerWord + 1]) << kBitsPerWord;
       if (end - t < kMaskBits) mask &= (uint64_t{1} << (end - t)) - 1;
       count += Arch::list(mask, t - begin, list + count);
