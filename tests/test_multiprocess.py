@@ -48,7 +48,7 @@ def run_workers(count):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [3, 4])
 def test_processes_agree(count):
     digests = run_workers(count)
     assert len(digests) == count

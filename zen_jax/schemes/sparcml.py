@@ -97,7 +97,7 @@ def _run(stage: _Stage, total: Array, go_dense: Array, planned: int | None, axis
     top = max(1, dense_from - 1)
     rungs = ladder(top, planned, unit_bytes, UNPLANNED_RATIO)
 
-    sources = np.arange(n)
+    sources = np.arange(n, dtype=np.int32)
     for source, target in stage.pairs:
         sources[target] = source
     me = lax.axis_index(axis_name)
