@@ -1,5 +1,6 @@
 """zen_jax: sparse gradient synchronisation for JAX with near-optimal communication time."""
 
+from zen_jax import embedding as embedding
 from zen_jax import hashing as hashing
 from zen_jax import kernels as kernels
 from zen_jax import schemes as schemes
@@ -10,6 +11,7 @@ from zen_jax.info import total as total
 from zen_jax.planning.plan import LeafPlan as LeafPlan
 from zen_jax.planning.plan import Plan as Plan
 from zen_jax.planning.plan import measure_plan as measure_plan
+from zen_jax.row_sparse import RowSparseGradient as RowSparseGradient
 from zen_jax.training import value_and_grad as value_and_grad
 from zen_jax.transforms.synchronize import SynchronizeState as SynchronizeState
 from zen_jax.transforms.synchronize import synchronize as synchronize
