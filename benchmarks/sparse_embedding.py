@@ -65,7 +65,7 @@ def make_step(gradient: str, optimizer: str, workers: int):
 
 
 def run_case(rows: int, columns: int, ids: int, workers: int, gradient: str, optimizer: str, repeats: int) -> dict:
-    """Milliseconds of a step, seconds to compile, MiB that the process holds beyond parameters and state at its peak."""
+    """Milliseconds of a step, seconds to compile, and MiB that the process holds at its peak beyond what it held."""
     transform, step = make_step(gradient, optimizer, workers)
     fill = partial(jax.jit, static_argnums=0)(lambda shape: jnp.full(shape, 0.01, jnp.float32))
     params = {"table": fill((rows, columns)), "head": fill((columns,))}

@@ -109,7 +109,7 @@ def check_intact(gradient: RowSparseGradient) -> None:
     if gradient.ids.dtype != jnp.int32:
         raise ValueError(
             f"RowSparseGradient has ids of {gradient.ids.dtype}, but they must be int32: a transformation before this "
-            "one has computed with them. Wrap it in zen_jax.embedding.on_rows, which passes it the rows alone."
+            "one has computed with them. Wrap it in zen_jax.embedding.lazy, which passes it the rows alone."
         )
 
 

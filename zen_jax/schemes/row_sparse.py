@@ -48,8 +48,8 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     server_rows = -(-total_rows // n)
     shard_room, result_room = min(n * entries, server_rows), min(n * entries, total_rows)
     unit_bytes = max(1, width * dtype.itemsize)
-    push_rungs = ladder(min(entries, server_rows), None, unit_bytes)
-    pull_rungs = ladder(shard_room, None, unit_bytes)
+    push_rungs = _rungs(min(entries, server_rows), n, unit_bytes)
+    pull_rungs = _rungs(shard_room, n, unit_bytes)
 
     server = jnp.where(gradient.ids < total_rows, hashing.server_of(gradient.ids, n, request.seed), n)
     by_server = jnp.argsort(server, stable=True).astype(jnp.int32)
@@ -59,21 +59,22 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
 
     def push_with(capacity: int) -> Callable[..., Messages]:
         def branch(ids: Array, rows: Array) -> Messages:
-            entry = by_server.at[first[:-1, None] + np.arange(capacity, dtype=np.int32)].get(mode="clip")
+            entry = by_server.at[first[:-1, None] + np.arange(capacity, dtype=np.int32)[None]].get(mode="clip")
             messages = coo.pack(hashing.position_of(ids[entry], n), rows[entry], counts)
             received = coo.unpack(_axis.all_to_all(messages, axis_name), capacity, width, dtype)
             return _merge(received, shard_room, unused=server_rows, divisor=request.divisor(n))
 
         return branch
 
-    def pull_with(capacity: int) -> Callable[..., Messages]:
-        def branch(positions: Array, sums: Array, count: Array) -> Messages:
+    def pull_with(capacity: int) -> Callable[..., tuple[Array, Array]]:
+        def branch(positions: Array, sums: Array, count: Array, *source: Array) -> tuple[Array, Array]:
             message = coo.pack(positions[None, :capacity], sums[None, :capacity], count[None])[0]
-            bodies = _axis.all_gather(message, axis_name)
-            positions, sums, shard_counts = coo.unpack(bodies, capacity, width, dtype)
+            positions, sums, _ = coo.unpack(_axis.all_gather(message, axis_name), capacity, width, dtype)
             ids = hashing.index_of(np.arange(n, dtype=np.int32)[:, None], positions, n, request.seed)
-            # Servers share no row: the sum over them only puts rows in order.
-            return _merge((ids, sums, shard_counts), result_room, unused=total_rows)
+            return (
+                ids.at[source].get(mode="fill", fill_value=total_rows),
+                sums.at[source].get(mode="fill", fill_value=0),
+            )
 
         return branch
 
@@ -81,12 +82,14 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     shard = lax.switch(push_rung, [push_with(c) for c in push_rungs], gradient.ids, rows)
     shard_counts = _axis.all_gather(shard[2], axis_name)
     pull_rung = rung_for(jnp.max(shard_counts), pull_rungs)
-    ids, reduced, _ = lax.switch(pull_rung, [pull_with(c) for c in pull_rungs], *shard)
+    source = _source(shard_counts, result_room)
+    ids, reduced = lax.switch(pull_rung, [pull_with(c) for c in pull_rungs], *shard, *source)
+    ascending = jnp.argsort(ids)
 
     reduced_rows = jnp.sum(shard_counts, dtype=jnp.float32)
     push_bytes = jnp.array([coo.message_bytes(c, width, dtype) + COUNT_BYTES for c in push_rungs], jnp.float32)
     pull_bytes = jnp.array([coo.message_bytes(c, width, dtype) + WORD_BYTES for c in pull_rungs], jnp.float32)
-    return RowSparseGradient(ids, reduced.reshape(-1, *row), total_rows), make_info(
+    return RowSparseGradient(ids[ascending], reduced[ascending].reshape(-1, *row), total_rows), make_info(
         density_reduced=reduced_rows / total_rows,
         bytes_pushed=(n - 1) * push_bytes[push_rung],
         bytes_pulled=(n - 1) * pull_bytes[pull_rung],
@@ -96,13 +99,30 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     )
 
 
-def _merge(messages: Messages, room: int, *, unused: int, divisor: int = 1) -> Messages:
+def _rungs(top: int, n: int, unit_bytes: int) -> tuple[int, ...]:
+    """The ladder without the sizes for steps of which fewer than an eighth of the ids differ."""
+    least = min(top, -(-top // (8 * n)))
+    return tuple(capacity for capacity in ladder(top, None, unit_bytes) if capacity >= least)
+
+
+def _source(counts: Array, room: int) -> tuple[Array, Array]:
+    """The server, and the entry of its message, of each of `room` rows when servers' rows follow one another.
+
+    Beyond the last row the server is n, which does not exist.
+    """
+    end = jnp.cumsum(counts, dtype=jnp.int32)
+    row = jnp.arange(room, dtype=jnp.int32)
+    server = jnp.searchsorted(end, row, side="right").astype(jnp.int32)
+    return server, row - (end - counts).at[server].get(mode="clip")
+
+
+def _merge(messages: Messages, room: int, *, unused: int, divisor: int) -> Messages:
     """Sums n messages in their order by key: keys int32 [room], ascending, sums [room, D], and how many there are.
 
-    Keys ascend within a message and lie below `unused`, which marks entries beyond the count; at most `room` differ.
+    Keys ascend within a message and lie below `unused`, which marks what is beyond the count; at most `room` differ.
     """
     keys, values, counts = messages
-    filled = jnp.arange(keys.shape[1], dtype=jnp.int32) < counts[:, None]
+    filled = jnp.arange(keys.shape[1], dtype=jnp.int32)[None] < counts[:, None]
     unique, slots = unique_ids(jnp.where(filled, keys, unused).reshape(-1), unused)
     sums = kernels.aggregate(slots.reshape(keys.shape), values, counts, room, divisor=divisor)
     unique = jnp.pad(unique, (0, max(0, room - unique.size)), constant_values=unused)[:room]
