@@ -4,11 +4,13 @@
 
 The row-sparse step is timed on tables of two sizes, alone and with emulated workers that synchronise (all in one
 process under vmap, so the "network" is memory), and beside the step with JAX's dense gradient. Every case runs in a
-process of its own, whose peak memory beyond the table and the optimizer's state is the step's.
+process of its own, whose peak memory beyond the table and the optimizer's state is the step's. Huge pages are asked
+for, because random rows of a table of gigabytes otherwise cost a page walk each; `--small-pages` leaves them out.
 """
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -25,6 +27,7 @@ import optax
 import zen_jax as zen
 from benchmarks import measure
 
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 OPTIMIZERS = {
     "sgd": lambda: optax.sgd(0.1),
     "momentum": lambda: optax.sgd(0.1, momentum=0.9),
@@ -97,7 +100,8 @@ def peak_mib() -> float:
 
 def in_own_process(options: argparse.Namespace, **case: Any) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.sparse_embedding", "--case", json.dumps(case)]
-    finished = subprocess.run(command, capture_output=True, text=True)
+    pages = {} if options.small_pages else HUGE_PAGES
+    finished = subprocess.run(command, capture_output=True, text=True, env=os.environ | pages)
     if finished.returncode:
         raise SystemExit(f"{case} failed with exit code {finished.returncode}:\n{finished.stderr[-2000:]}")
     print(f"{case['gradient']}, {case['rows']} rows, {case['workers']} workers: done", file=sys.stderr)
@@ -112,6 +116,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--small-pages", action="store_true", help="leave the size of pages to the system")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -126,11 +131,18 @@ def main() -> None:
         for rows in options.rows
         if sparse or workers == 1  # the dense gradients of several workers would need that many tables of memory
     ]
-    same = {"columns": options.columns, "ids": options.ids, "optimizer": options.optimizer}
-    results = [in_own_process(options, **case, **same) for case in cases]
+    fixed = {"columns": options.columns, "ids": options.ids, "optimizer": options.optimizer}
+    results = [in_own_process(options, **case, **fixed) for case in cases]
     shown = [{key: round(v, 2) if isinstance(v, float) else v for key, v in row.items()} for row in results]
-    print(measure.table([{k: v for k, v in row.items() if k not in (*same, "repeats")} for row in shown]))
-    measure.write_json(options.json, {"environment": measure.environment(), "options": same, "results": results})
+    print(measure.table([{k: v for k, v in row.items() if k not in (*fixed, "repeats")} for row in shown]))
+    measure.write_json(
+        options.json,
+        {
+            "environment": measure.environment(),
+            "options": fixed | {"small_pages": options.small_pages},
+            "results": results,
+        },
+    )
 
 
 if __name__ == "__main__":
