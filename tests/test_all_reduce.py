@@ -18,7 +18,8 @@ import zen_jax as zen
 SCHEMES = zen.schemes.names()
 # The other schemes are there for comparison, and take the same code in every mode: fewer runs will do.
 MAIN = ("dense", "dense_ordered", "zen", "auto")
-# All but psum have one order: that of the workers, or for sparcml a tree.
+# psum sums in any order, the others in that of the workers, or for sparcml of its tree.
+ORDERED = tuple(scheme for scheme in SCHEMES if scheme != "dense")
 SUM = {scheme: oracle.recursive_doubling if scheme == "sparcml" else oracle.ordered_sum for scheme in SCHEMES}
 OPTIONS = {
     "element": {"unit": "element"},
@@ -94,14 +95,16 @@ def test_means_in_every_mode(mode):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shapes(shape, n):
     """From scalars over empty tensors to three dimensions."""
-    for scheme in SCHEMES if n == 3 else MAIN:
+    for scheme in SCHEMES if n == 3 and shape in ((), (3, 0), (127,), (5, 3, 2)) else MAIN:
         for name in ("all zero", "all dense", "sparse elements"):
             stack = structured(n, shape)[name] if 0 not in shape else np.zeros((n, *shape), np.float32)
             check("vmap", n, stack, stack.sum(axis=0), f"{scheme}, {name}", scheme=scheme, op="sum")
 
 
-@pytest.mark.parametrize("scheme", [scheme for scheme in SCHEMES if scheme != "dense"])
-@pytest.mark.parametrize("n", WORKERS)
+@pytest.mark.parametrize(
+    "n,scheme",
+    [(n, scheme) for n, scheme in itertools.product(WORKERS, ORDERED) if scheme in MAIN or n in (1, 4, 8)],
+)
 def test_random_floats_sum_in_a_fixed_order(n, scheme):
     """Bitwise what NumPy gives in that order: adding zeros changes no bit, so all but sparcml equal dense_ordered."""
     for name, stack in structured(n, (31, 4), integers=False).items():
@@ -128,7 +131,7 @@ def assert_close(stack, actual, expected, message=""):
 def test_options_change_no_bit(label, n):
     """Unit, hash, seed, capacity and formats decide what travels, never what arrives, even where room lacks."""
     formats = {"push_format", "pull_format"} & set(OPTIONS[label])
-    for scheme in ("zen",) if formats and n == 8 else ("zen", "auto"):
+    for scheme in ("zen" if n == 8 else "auto",) if formats else ("zen", "auto"):
         for name, stack in structured(n, (31, 4), integers=False).items():
             check("vmap", n, stack, oracle.ordered_sum(stack), name, scheme=scheme, op="sum", **OPTIONS[label])
 
@@ -183,9 +186,8 @@ def assert_same_but_subnormals(actual, expected, message=""):
 def test_negative_zero_counts_as_zero():
     """No scheme that sums in order gives -0.0, so zen and its dense fall-back agree to the sign of a zero."""
     stack = np.full((3, 31, 4), -0.0, np.float32)
-    for scheme in SCHEMES:
-        if scheme != "dense":
-            check("vmap", 3, stack, np.zeros((31, 4), np.float32), scheme, scheme=scheme)
+    for scheme in ORDERED:
+        check("vmap", 3, stack, np.zeros((31, 4), np.float32), scheme, scheme=scheme)
 
 
 def test_float16_rounds_once():
@@ -203,9 +205,8 @@ def test_float16_rounds_once():
 @given(seed=st.integers(0, 2**32 - 1), density=st.floats(0, 1), by_row=st.booleans())
 def test_any_gradient(n, seed, density, by_row):
     stack = sparse(np.random.default_rng(seed), n, (31, 4), density, integers=False, by_row=by_row)
-    for scheme in ("zen", "auto") if n == 2 else SCHEMES:
-        if scheme != "dense":
-            check("vmap", n, stack, SUM[scheme](stack, n), scheme, scheme=scheme)
+    for scheme in ("zen", "auto") if n == 2 else ORDERED:
+        check("vmap", n, stack, SUM[scheme](stack, n), scheme, scheme=scheme)
 
 
 # --- under shard_map, jit and tuples of axes --------------------------------------------------------------------
@@ -235,7 +236,7 @@ def test_several_axes(check_vma):
     axes = ("hosts", "cores")
     mesh = jax.make_mesh((2, 3), axes, axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:6])
     spec = jax.sharding.PartitionSpec(axes)
-    for scheme in SCHEMES[1:]:
+    for scheme in ORDERED:
         worker = lambda x, scheme=scheme: zen.all_reduce(x[0], axes, scheme=scheme, op="sum")[None]  # noqa: E731
         mapped = jax.shard_map(worker, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma)
         for result in np.asarray(jax.jit(mapped)(stack)):

@@ -422,8 +422,8 @@ def test_state_keeps_its_structure():
     """From init, which sees tables, over updates, which see rows; with a plan as well."""
     params = {"large": jnp.zeros((3000, 100)), "small": jnp.zeros((V, D)), "bias": jnp.zeros(3)}
     ids, rows = jnp.arange(N, dtype=jnp.int32)[:, None], jnp.ones((N, 1, 100))
-    plan = zen.measure_plan(jax.tree.map(lambda p: jnp.ones((N, *p.shape)), params))
-    for transform in (zen.synchronize("data"), zen.synchronize("data", plan=plan)):
+    plan = zen.plan(zen.profile(jax.tree.map(lambda p: jnp.ones((N, *p.shape)), params)), zen.Cluster(N))
+    for transform in (zen.synchronize("data", plan=how) for how in (None, plan, zen.Profiler())):
         state = transform.init(params)
 
         def worker(ids, rows, transform=transform, state=state):

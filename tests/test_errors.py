@@ -1,6 +1,7 @@
 """Bad input: a ValueError, before anything is sent, that names the argument, the value and what to do."""
 
 import re
+from dataclasses import replace
 
 import harness
 import jax
@@ -184,6 +185,9 @@ def test_synchronize_axis():
     refuses(lambda: jax.vmap(update, axis_name=harness.AXIS)({"table": GRADIENT}), "axis_name", "'nobody'")
 
 
+PLAN = zen.Plan(N, {"table": zen.LeafPlan((12, 6), "float32")})
+
+
 @pytest.mark.parametrize(
     "stack,fragments",
     [
@@ -196,7 +200,7 @@ def test_synchronize_axis():
 )
 def test_plan_for_other_shapes(stack, fragments):
     """At init where the shapes are known then, at update for another number of workers."""
-    transform = zen.synchronize(harness.AXIS, plan=zen.measure_plan({"table": jnp.asarray(GRADIENT)}))
+    transform = zen.synchronize(harness.AXIS, plan=PLAN)
 
     def step(gradients):
         return transform.update(gradients, transform.init(gradients))[0]
@@ -205,16 +209,18 @@ def test_plan_for_other_shapes(stack, fragments):
 
 
 def test_plan_with_another_seed():
-    plan = zen.measure_plan({"table": jnp.asarray(GRADIENT)}, seed=3)
-    transform = zen.synchronize(harness.AXIS, plan=plan, seed=4)
+    transform = zen.synchronize(harness.AXIS, plan=replace(PLAN, seed=3), seed=4)
     refuses(lambda: transform.init({"table": jnp.ones((12, 6))}), "seed", "3", "4")
 
 
-def test_measure_plan():
-    refuses(lambda: zen.measure_plan(), "measure_plan", "at least one")
-    refuses(lambda: zen.measure_plan({"a": jnp.ones((2, 3)), "b": jnp.ones((3, 3))}), "leading axis")
-    refuses(lambda: zen.measure_plan({"a": jnp.ones(())}), "leading axis")
-    refuses(lambda: zen.measure_plan({"a": jnp.ones((2, 3), jnp.int32)}), "a", "int32")
+def test_profile():
+    refuses(lambda: zen.profile(), "profile", "at least one")
+    refuses(lambda: zen.profile({"a": jnp.ones((2, 3)), "b": jnp.ones((3, 3))}), "leading axis")
+    refuses(lambda: zen.profile({"a": jnp.ones(())}), "leading axis")
+    refuses(lambda: zen.profile({"a": jnp.ones((2, 3), jnp.int32)}), "a", "int32")
+    refuses(lambda: zen.profile({"a": jnp.ones((2, 3))}, {"a": jnp.ones((2, 4))}), "one tree")
+    refuses(lambda: zen.profile(jnp.ones((2, 3)), unit="column"), "unit", "'column'")
+    refuses(lambda: zen.profile(jnp.ones((2, 3)), seed=-1), "seed", "-1")
 
 
 def test_value_and_grad():

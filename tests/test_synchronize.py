@@ -157,12 +157,14 @@ def test_partition_of_leaves():
 
 # --- plans ------------------------------------------------------------------------------------------------------
 
+SLOW = zen.Cluster(N, inter_gbps=0.01)  # so slow that bytes decide, even of gradients as small as these
+
 
 def test_plan():
     """A measured plan changes no bit, and sends no more than a default."""
     stacked = {"table": sparse(RNG, N, (4001, 32), 0.02, integers=False), "bias": sparse(RNG, N, (7,), 1.0)}
     params = jax.tree.map(lambda g: jnp.zeros(g.shape[1:]), stacked)
-    plan = zen.measure_plan(jax.tree.map(jnp.asarray, stacked))
+    plan = zen.plan(zen.profile(jax.tree.map(jnp.asarray, stacked), unit="auto"), SLOW)
     assert "table" in str(plan)
     means = jax.tree.map(lambda g: oracle.ordered_sum(g, N), stacked)
     bytes_moved = {}
@@ -178,7 +180,8 @@ def test_plan():
 
 def test_outgrown_plan_loses_nothing():
     thin = {"table": jnp.asarray(sparse(RNG, N, (401, 8), 0.01))}
-    plan = zen.measure_plan(thin)
+    plan = zen.plan(zen.profile(thin, unit="auto"), SLOW, schemes=("dense_ordered", "auto"))
+    assert plan.leaves["table"].scheme == "auto"
     transform = zen.synchronize(harness.AXIS, plan=plan)
     for density in (0.01, 0.1, 0.5, 1.0):
         stacked = {"table": sparse(RNG, N, (401, 8), density, integers=False)}

@@ -104,7 +104,8 @@ def test_info():
 
 def test_plan():
     per_worker = [jax.grad(loss)(PARAMS, t, y) for t, y in zip(np.split(TOKENS, N), np.split(TARGETS, N), strict=True)]
-    plan = zen.measure_plan(jax.tree.map(lambda *leaves: jnp.stack(leaves), *per_worker))
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *per_worker)
+    plan = zen.plan(zen.profile(stacked, unit="row"), zen.Cluster(N))
     actual = jax.jit(zen.value_and_grad(loss, mesh=mesh_of(), plan=plan))(PARAMS, TOKENS, TARGETS)
     assert_close(actual, jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS))
 

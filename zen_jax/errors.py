@@ -47,3 +47,13 @@ def check_shape(name: str, shape: tuple[int, ...], wanted: tuple[int | None, ...
     if len(shape) != len(wanted) or any(w is not None and s != w for s, w in zip(shape, wanted, strict=True)):
         text = ", ".join("any" if w is None else str(w) for w in wanted)
         raise ValueError(f"{name} has shape {tuple(shape)}, but must have shape ({text}).")
+
+
+def check_positive(name: str, value: Any) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise ValueError(f"{name}={value!r} must be a number above 0.")
+
+
+def check_not_negative(name: str, value: Any) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < float("inf"):
+        raise ValueError(f"{name}={value!r} must be a number of at least 0.")

@@ -11,7 +11,8 @@ class Info(NamedTuple):
     """Statistics of one all-reduce, equal on all workers; every field is a float32 scalar.
 
     Bytes count what one worker sends to others (pushed) and receives from others (pulled), room in messages that
-    stayed unused included.
+    stayed unused included; stages and phases add up. Schemes without servers push everything and have imbalance 0;
+    omnireduce's units are its blocks.
     """
 
     density: Array  # mean over workers of non-zero units / units

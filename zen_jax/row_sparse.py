@@ -62,6 +62,11 @@ class RowSparseGradient:
         """Elements of the table."""
         return self.num_rows * (self.rows.size // max(1, self.rows.shape[0]))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table."""
+        return self.size * self.dtype.itemsize
+
     def to_dense(self) -> Array:
         """The gradient [V, ...D], zeros included."""
         return jnp.zeros_like(self.rows, shape=self.shape) + self

@@ -1,6 +1,6 @@
 """Tensor blocks: runs of 256 elements, of which those travel that hold a non-zero.
 
-Source: OmniReduce (SIGCOMM 2021); ZEN (OSDI 2025), section 3.3.
+Source: OmniReduce (SIGCOMM 2021); ZEN (OSDI 2025), section 3.3.1.
 """
 
 import math

@@ -1,33 +1,60 @@
-"""A plan: for every leaf of a gradient tree its scheme, unit and capacities."""
+"""A plan: for every leaf of a gradient tree its scheme, unit, formats, capacities and bucket."""
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from zen_jax import kernels
-from zen_jax._typing import Array, PyTree, Unit
-from zen_jax.errors import check_choice
-from zen_jax.formats import coo, hash_bitmap
+from zen_jax import errors
+from zen_jax._typing import Array
+from zen_jax.planning import documents
+from zen_jax.planning.buckets import BUCKET_BYTES, DENSE_BELOW, buckets
+from zen_jax.planning.cluster import Cluster
+from zen_jax.planning.estimate import Estimate, Estimated, estimate
+from zen_jax.planning.profile import LeafProfile, SparsityProfile
+from zen_jax.planning.table import table
 from zen_jax.schemes import registry
-from zen_jax.schemes.dense import dense_bytes
-from zen_jax.trees import named_leaves
-from zen_jax.units import unit_width
+from zen_jax.schemes.pull import PULL_FORMATS
+from zen_jax.schemes.push import PUSH_FORMATS
 
-HEADROOM = 1.03  # by how much a planned capacity exceeds the fullest message measured
+ORDERED = ("dense_ordered", "auto", "zen", "agsparse", "sparse_ps", "omnireduce")
+"""The schemes that sum in worker order, so that which of them a plan picks changes no bit of a result."""
 
 
 @dataclass(frozen=True)
 class LeafPlan:
-    """How one leaf travels. `unit` is elements per unit; `capacity` is units in a (push, pull) message."""
+    """How one leaf travels.
+
+    Raises:
+      ValueError: for an unknown scheme or format, a capacity below 1 or too many, a unit or bucket that is none.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     scheme: str = "auto"
-    unit: int = 1
-    capacity: tuple[int, int] | None = None
+    unit: int = 1  # elements
+    capacity: tuple[int, ...] | None = None  # units in the fullest message of each exchange
+    push_format: str = "coo"
+    pull_format: str = "hash_bitmap"
+    bucket: int | None = None  # leaves of one bucket travel as one; None for a leaf by itself
+
+    def __post_init__(self) -> None:
+        errors.check_choice("scheme", self.scheme, registry.names())
+        errors.check_choice("push_format", self.push_format, PUSH_FORMATS)
+        errors.check_choice("pull_format", self.pull_format, PULL_FORMATS)
+        errors.check_at_least("unit", self.unit, 1)
+        for size in self.shape:
+            errors.check_at_least("shape", size, 0)
+        for capacity in self.capacity or ():
+            errors.check_at_least("capacity", capacity, 1)
+        if self.bucket is not None:
+            errors.check_at_least("bucket", self.bucket, 0)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of `zen_jax.all_reduce`."""
+        names = ("scheme", "unit", "capacity", "push_format", "pull_format")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -37,6 +64,10 @@ class Plan:
     n: int
     leaves: Mapping[str, LeafPlan]
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        errors.check_workers(self.n)
+        errors.check_seed(self.seed)
 
     def check(self, named: list[tuple[str, Array]], n: int | None, seed: int) -> None:
         """Raises a ValueError that says what differs where this is a plan for another tree, n or seed."""
@@ -49,82 +80,104 @@ class Plan:
             raise ValueError(f"plan is for other leaves: {', '.join(differing)} differ. Make a plan for this tree.")
         for name, leaf in named:
             planned = self.leaves[name]
-            check_choice(f"plan's scheme of {name}", planned.scheme, registry.names())
             if planned.shape != leaf.shape or planned.dtype != str(leaf.dtype):
                 raise ValueError(
                     f"plan is for {name} of {planned.dtype}{list(planned.shape)}, but the gradient is "
                     f"{leaf.dtype}{list(leaf.shape)}. Make a plan for these shapes."
                 )
 
+    def save(self, path: str | Path) -> None:
+        """Writes the plan as JSON."""
+        documents.save(path, "plan", asdict(self))
+
+    @staticmethod
+    def load(path: str | Path) -> "Plan":
+        """Reads what `save` wrote; a ValueError for any other file, version, or a plan that cannot be."""
+        return documents.load(path, "plan", _from_json)
+
     def __str__(self) -> str:
-        rows = [("leaf", "shape", "dtype", "scheme", "unit", "push", "pull")]
+        rows = [("leaf", "shape", "dtype", "scheme", "unit", "formats", "capacity", "bucket")]
         for name, leaf in self.leaves.items():
-            push, pull = leaf.capacity or ("any", "any")
-            rows.append((name, str(leaf.shape), leaf.dtype, leaf.scheme, str(leaf.unit), str(push), str(pull)))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        return "\n".join([f"plan for {self.n} workers", *(line.rstrip() for line in lines)])
+            how = ("any", "", "any")
+            if leaf.capacity is not None:
+                formats = f"{leaf.push_format}, {leaf.pull_format}" if len(leaf.capacity) == 2 else ""
+                how = (str(leaf.unit), formats, ", ".join(map(str, leaf.capacity)))
+            bucket = "" if leaf.bucket is None else str(leaf.bucket)
+            rows.append((name, str(leaf.shape), leaf.dtype, leaf.scheme, *how, bucket))
+        return f"plan for {self.n} workers\n{table(rows)}"
 
 
-def measure_plan(*steps: PyTree, unit: Unit = "auto", seed: int = 0) -> Plan:
-    """Measures gradients of one or more steps and plans messages that just fit them.
+def plan(
+    profile: SparsityProfile,
+    cluster: Cluster,
+    *,
+    schemes: Collection[str] = ORDERED,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> Plan:
+    """Plans how each leaf travels: the scheme, unit and formats that `estimate` finds fastest, and messages that fit.
+
+    Capacities are 3 % above the fullest messages profiled. A message that outgrows them is sent all the same, in the
+    next larger size. Leaves under 1 MiB that are no faster by themselves are fused into dense buckets.
 
     Args:
-      steps: trees of stacked gradients, each leaf [n, ...]: one slice per worker.
-      unit: as in `zen_jax.all_reduce`.
-      seed: seed of the tile rotation.
+      profile: from `zen_jax.profile`.
+      cluster: the links.
+      schemes: what to choose from, "dense_ordered" or "dense" among them; by default all that sum in worker order, so
+        that a plan changes no bit of a result. `zen_jax.schemes.names()` adds "dense" (psum) and "sparcml".
+      bucket_bytes: largest bucket of fused leaves.
 
     Returns:
-      A Plan for `zen_jax.synchronize(..., plan=plan)`: leaves whose messages would move fewer bytes than a dense
-      all-reduce take "auto" with capacities 3 % above the fullest messages seen, the others "dense_ordered".
+      A Plan for `zen_jax.synchronize(..., plan=plan)` with the profile's seed.
 
     Raises:
-      ValueError: for no steps, or for leaves without a common leading axis.
+      ValueError: for a profile of another number of workers, unknown schemes, or schemes without a dense one.
 
     >>> import jax.numpy as jnp
+    >>> from zen_jax.planning.profile import profile
     >>> gradients = {"table": jnp.zeros((4, 1000, 64)).at[:, :20].set(1.0), "bias": jnp.ones((4, 64))}
-    >>> print(measure_plan(gradients))
+    >>> print(plan(profile(gradients), Cluster(hosts=4, inter_gbps=0.1)))
     plan for 4 workers
-    leaf   shape       dtype    scheme         unit  push  pull
-    bias   (64,)       float32  dense_ordered  1     any   any
-    table  (1000, 64)  float32  auto           16    21    21
+    leaf   shape       dtype    scheme         unit  formats   capacity  bucket
+    bias   (64,)       float32  dense_ordered  any             any       0
+    table  (1000, 64)  float32  auto           16    coo, coo  21, 21
+
+    Source: ZEN (OSDI 2025), section 3: the scheme by comparing Equations 1 and 2.
     """
-    if not steps:
-        raise ValueError("measure_plan needs the stacked gradients of at least one step.")
-    measured = [named_leaves(step) for step in steps]
-    sizes = {leaf.shape[:1] for named in measured for _, leaf in named}
-    if len(sizes) != 1 or () in sizes:
-        raise ValueError(f"stacked gradients must share one leading axis, one slice per worker; got {sorted(sizes)}.")
-    ((n,),) = sizes
+    for scheme in schemes:
+        errors.check_choice("schemes", scheme, registry.names())
+    dense = [scheme for scheme in ("dense_ordered", "dense") if scheme in schemes]
+    if not dense:
+        raise ValueError(f"schemes={tuple(schemes)!r} has no dense one. Add 'dense_ordered' or 'dense'.")
+    errors.check_at_least("bucket_bytes", bucket_bytes, 1)
+    estimated = estimate(profile, cluster)
+    chosen, fused = {}, []
+    for name, leaf in profile.leaves.items():
+        best, together = estimated.best(name, schemes), estimated.best(name, dense)
+        if leaf.nbytes < DENSE_BELOW and _in_a_bucket(together, cluster, estimated) <= best.seconds:
+            fused.append(name)
+            best = together
+        chosen[name] = _leaf_plan(leaf, best)
+    kinds = [((chosen[name].dtype, chosen[name].scheme), profile.leaves[name].nbytes) for name in fused]
+    for number, bucket in enumerate(buckets(kinds, bucket_bytes)):
+        for i in bucket:
+            chosen[fused[i]] = replace(chosen[fused[i]], bucket=number)
+    return Plan(profile.n, chosen, profile.seed)
+
+
+def _in_a_bucket(dense: Estimated, cluster: Cluster, estimated: Estimate) -> float:
+    """Seconds that a leaf adds to a bucket: those of its bytes, for the bucket's latency is there already."""
+    latency = sum(cluster.seconds(exchange.collective, 0, estimated.n) for exchange in dense.candidate.exchanges)
+    return dense.seconds - latency
+
+
+def _leaf_plan(leaf: LeafProfile, estimated: Estimated) -> LeafPlan:
+    how = estimated.candidate
+    return LeafPlan(leaf.shape, leaf.dtype, how.scheme, how.unit, how.capacity, how.push_format, how.pull_format)
+
+
+def _from_json(document: Mapping[str, Any]) -> Plan:
     leaves = {}
-    for position, (name, stacked) in enumerate(measured[0]):
-        shape, dtype = stacked.shape[1:], stacked.dtype
-        width = unit_width(shape, unit, n)
-        dense = LeafPlan(shape, str(dtype), "dense_ordered", width)
-        if stacked.size == 0:
-            leaves[name] = dense
-            continue
-        fullest = [_fullest_messages(named[position][1], width, seed) for named in measured]
-        push, pull = (max(1, math.ceil(max(counts) * HEADROOM)) for counts in zip(*fullest, strict=True))
-        units = stacked[0].size // width
-        moved = (n - 1) * (
-            coo.message_bytes(push, width, dtype) + hash_bitmap.message_bytes(-(-units // n), pull, width, dtype)
-        )
-        sparse = LeafPlan(shape, str(dtype), "auto", width, (push, pull))
-        leaves[name] = sparse if moved < 2 * dense_bytes(stacked[0].size, dtype, n) else dense
-    return Plan(n, leaves, seed)
-
-
-def _fullest_messages(stacked: Array, width: int, seed: int) -> tuple[int, int]:
-    """Units in the fullest push and pull message of gradients [n, ...]."""
-    n = stacked.shape[0]
-
-    @jax.jit
-    def count(stacked: Array) -> tuple[Array, Array]:
-        units = stacked.reshape(n, -1, width)
-        pushed = jax.lax.map(lambda x: kernels.partition(x, n, 1, seed=seed)[2], units)
-        pulled = kernels.partition(jnp.sum(units, axis=0), n, 1, seed=seed)[2]
-        return jnp.max(pushed), jnp.max(pulled)
-
-    push, pull = count(stacked)
-    return int(push), int(pull)
+    for name, leaf in document["leaves"].items():
+        capacity = None if leaf["capacity"] is None else tuple(leaf["capacity"])
+        leaves[name] = LeafPlan(**{**leaf, "shape": tuple(leaf["shape"]), "capacity": capacity})
+    return Plan(document["n"], leaves, document["seed"])

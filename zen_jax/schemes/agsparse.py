@@ -20,7 +20,7 @@ EXCHANGES = 1
 def agsparse(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
     """All-reduces units [U, m]; sums run in worker order. Without servers all traffic is push.
 
-    Source: ZEN (OSDI 2025), section 3.1.
+    Source: ZEN (OSDI 2025), sections 2.3 and 2.4.
     """
     n = _axis.axis_size(axis_name)
     units, width = x.shape

@@ -14,7 +14,7 @@ from zen_jax.schemes.sparse_ps import sparse_ps
 def omnireduce(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
     """All-reduces units [U, m] by blocks, whatever the unit: `Info` and capacities count blocks.
 
-    Source: OmniReduce (SIGCOMM 2021); ZEN (OSDI 2025), section 3.1.
+    Source: OmniReduce (SIGCOMM 2021); ZEN (OSDI 2025), sections 2.3 and 2.4.
     """
     # A non-zero block with its index is COO whose unit is the block.
     blocks, info = sparse_ps(to_blocks(x), axis_name, request)

@@ -56,7 +56,7 @@ def sparcml(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Inf
     then, because all must run one collective. The result's way back to the workers beyond a power of two is pull, all
     else is push: for each stage the bytes that one worker of it sends.
 
-    Source: SparCML (SC 2019), SSAR recursive doubling; ZEN (OSDI 2025), section 3.1.
+    Source: SparCML (SC 2019), SSAR recursive doubling; ZEN (OSDI 2025), sections 2.3 and 2.4.
     """
     n = _axis.axis_size(axis_name)
     units = x.shape[0]

@@ -11,7 +11,7 @@ from zen_jax.schemes.servers import reduce_on_servers
 def sparse_ps(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
     """All-reduces units [U, m] over servers of U/n consecutive units each.
 
-    Source: ZEN (OSDI 2025), section 3.1 and appendix A.
+    Source: ZEN (OSDI 2025), section 2.3 and the proof of Lemma 1.
     """
     ranges = Contiguous(x.shape[0], _axis.axis_size(axis_name))
     return reduce_on_servers(x, axis_name, ranges, request._replace(push_format="coo", pull_format="coo"))

@@ -10,6 +10,8 @@ from zen_jax import _axis, errors
 from zen_jax._typing import Array, AxisName, PyTree, Unit
 from zen_jax.collective import OPS, all_reduce
 from zen_jax.info import Info, make_info, total
+from zen_jax.planning.buckets import BUCKET_BYTES, DENSE_BELOW, buckets
+from zen_jax.planning.live import Profiler
 from zen_jax.planning.plan import Plan
 from zen_jax.row_sparse import RowSparseGradient, is_row_sparse
 from zen_jax.schemes import registry
@@ -18,7 +20,6 @@ from zen_jax.trees import named_leaves
 from zen_jax.units import check_unit
 
 FUSED = "(fused)"
-DENSE_BELOW = 1 << 20
 
 
 class SynchronizeState(NamedTuple):
@@ -37,8 +38,8 @@ def synchronize(
     op: str = "mean",
     scheme: str = "auto",
     unit: Unit = "auto",
-    plan: Plan | None = None,
-    bucket_bytes: int = 128 << 20,
+    plan: Plan | Profiler | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
     dense_below: int = DENSE_BELOW,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -53,7 +54,8 @@ def synchronize(
       op: "mean" or "sum".
       scheme: as in `all_reduce`. Under "dense" fused buckets take `psum`, else they too are summed in worker order.
       unit: as in `all_reduce`.
-      plan: from `measure_plan`: scheme, unit and capacities by leaf; replaces `scheme`, `unit` and `dense_below`.
+      plan: a `Plan`, which says scheme, unit, formats, capacities and buckets by leaf and replaces `scheme`, `unit`,
+        `bucket_bytes` and `dense_below`; or a `Profiler`, which watches gradients that are synchronised without one.
       bucket_bytes: largest bucket of fused leaves.
       dense_below: leaves of fewer bytes than this are fused.
       seed: seed of the hash, the same on every worker.
@@ -83,17 +85,16 @@ def synchronize(
     errors.check_at_least("dense_below", dense_below, 0)
     errors.check_seed(seed)
     check_unit(unit)
+    planned = plan.leaves if isinstance(plan, Plan) else None
     fused_scheme = "dense" if scheme == "dense" else "dense_ordered"
 
     def is_fused(name: str, leaf: Array | RowSparseGradient) -> bool:
-        if plan is not None:
-            return plan.leaves[name].scheme.startswith("dense") and leaf.size * leaf.dtype.itemsize < DENSE_BELOW
-        return leaf.size * leaf.dtype.itemsize < dense_below
+        return leaf.nbytes < dense_below if planned is None else planned[name].bucket is not None
 
     def check(named: list[tuple[str, Array | RowSparseGradient]], n: int | None) -> None:
         for name, leaf in named:
             errors.check_float(name, leaf.dtype)
-        if plan is not None:
+        if isinstance(plan, Plan):
             plan.check(named, n, seed)
 
     def init(params: PyTree) -> SynchronizeState:
@@ -104,20 +105,25 @@ def synchronize(
     def reduce_leaf(name: str, leaf: Array | RowSparseGradient) -> tuple[Array | RowSparseGradient, Info]:
         if is_row_sparse(leaf):
             return reduce_rows(leaf, axis_name, registry.Request(op=op, seed=seed))
-        how: dict[str, Any] = {"scheme": scheme, "unit": unit}
-        if plan is not None:
-            planned = plan.leaves[name]
-            how = {"scheme": planned.scheme, "unit": planned.unit, "capacity": planned.capacity}
+        how = {"scheme": scheme, "unit": unit} if planned is None else planned[name].options
         return all_reduce(leaf, axis_name, op=op, seed=seed, return_info=True, **how)
 
-    def reduce_fused(leaves: list[Array]) -> tuple[list[Array], Info]:
+    def fuse(leaves: list[tuple[str, Array]]) -> list[list[int]]:
+        if planned is None:
+            return buckets([(leaf.dtype, leaf.nbytes) for _, leaf in leaves], bucket_bytes)
+        numbers = [planned[name].bucket for name, _ in leaves]
+        return [[i for i, number in enumerate(numbers) if number == wanted] for wanted in sorted(set(numbers))]
+
+    def reduce_fused(leaves: list[tuple[str, Array]]) -> tuple[list[Array], Info]:
         reduced, infos = [None] * len(leaves), []
-        for bucket in _buckets(leaves, bucket_bytes):
-            flat = jnp.concatenate([leaves[i].reshape(-1) for i in bucket])
-            flat, info = all_reduce(flat, axis_name, op=op, scheme=fused_scheme, return_info=True)
+        for bucket in fuse(leaves):
+            arrays = [leaves[i][1] for i in bucket]
+            how = fused_scheme if planned is None else planned[leaves[bucket[0]][0]].scheme
+            flat = jnp.concatenate([array.reshape(-1) for array in arrays])
+            flat, info = all_reduce(flat, axis_name, op=op, scheme=how, return_info=True)
             infos.append(info)
-            for i in bucket:
-                reduced[i], flat = flat[: leaves[i].size].reshape(leaves[i].shape), flat[leaves[i].size :]
+            for i, array in zip(bucket, arrays, strict=True):
+                reduced[i], flat = flat[: array.size].reshape(array.shape), flat[array.size :]
         return reduced, _sum_dense(infos)
 
     def update(updates: PyTree, state: SynchronizeState, params: PyTree = None, **_: Any):
@@ -128,9 +134,11 @@ def synchronize(
             _axis.check_not_reduced(name, leaf.rows if is_row_sparse(leaf) else leaf, axis_name)
         reduced, info = {}, {}
         with jax.named_scope("zen"):
+            if isinstance(plan, Profiler):
+                plan.observe(named, axis_name, seed)
             fused = [leaf for leaf in named if is_fused(*leaf) and not is_row_sparse(leaf[1])]
             if fused:
-                arrays, info[FUSED] = reduce_fused([leaf for _, leaf in fused])
+                arrays, info[FUSED] = reduce_fused(fused)
                 reduced.update(zip([name for name, _ in fused], arrays, strict=True))
             for name, leaf in named:
                 if name not in reduced:
@@ -142,21 +150,6 @@ def synchronize(
         return jax.tree.unflatten(treedef, [reduced[name] for name, _ in named]), SynchronizeState(info)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _buckets(leaves: list[Array], bucket_bytes: int) -> list[list[int]]:
-    """Indices of leaves of one dtype each, whose bytes together stay within `bucket_bytes` where they can."""
-    buckets: list[list[int]] = []
-    room: dict[Any, tuple[list[int], int]] = {}
-    for i, leaf in enumerate(leaves):
-        nbytes = leaf.size * leaf.dtype.itemsize
-        bucket, used = room.get(leaf.dtype, ([], bucket_bytes + 1))
-        if used + nbytes > bucket_bytes:
-            bucket, used = [], 0
-            buckets.append(bucket)
-        bucket.append(i)
-        room[leaf.dtype] = (bucket, used + nbytes)
-    return buckets
 
 
 def _sum_dense(infos: list[Info]) -> Info:

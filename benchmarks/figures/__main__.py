@@ -1,0 +1,59 @@
+"""Redoes a figure of ZEN's paper as NAME.png, NAME.json and a table, NAME.md.
+
+    python -m benchmarks.figures characteristics --data path/to/data --out build/figures
+    python -m benchmarks.figures speedups --network build/network.json
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks import measure, workloads
+from benchmarks.figures import breakdown, characteristics, formats, imbalance, schemes, skewness, speedups
+from benchmarks.figures.drawing import markdown, save
+
+FIGURES = {
+    "characteristics": characteristics,  # Fig. 2
+    "skewness": skewness,  # Fig. 3
+    "schemes": schemes,  # Fig. 8
+    "speedups": speedups,  # Fig. 15
+    "formats": formats,  # Fig. 17a
+    "breakdown": breakdown,  # Fig. 17b
+    "imbalance": imbalance,
+}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=[*FIGURES, "all"], help="all: those that --data and --network allow")
+    parser.add_argument("--data", type=Path, help="folder that holds the data sets' folders")
+    parser.add_argument("--network", type=Path, nargs="+", help="JSON files of benchmarks.network, for speedups")
+    parser.add_argument("--workloads", nargs="+", default=list(workloads.DATA_SETS), help="default: all data sets")
+    parser.add_argument("--steps", type=int, default=2, help="steps that figures average over")
+    parser.add_argument("--out", type=Path, default=Path("build/figures"))
+    options = parser.parse_args()
+    if options.name == "speedups" and not options.network:
+        parser.error("speedups needs --network FILE, which benchmarks.network --json writes")
+    if options.steps < 1:
+        parser.error("--steps must be at least 1")
+    return options
+
+
+def main() -> None:
+    options = parse()
+    skipped = () if options.network else ("speedups",)
+    names = [name for name in FIGURES if name not in skipped] if options.name == "all" else [options.name]
+    for name in names:
+        figure = FIGURES[name]
+        rows = figure.rows(options)
+        measure.write_json(options.out / f"{name}.json", {"figure": figure.__doc__.splitlines()[0], "rows": rows})
+        (options.out / f"{name}.md").write_text(markdown(rows))
+        save(figure.draw, rows, options.out / f"{name}.png")
+        print(f"{options.out / name}.png, .json, .md")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,217 @@
+"""Measures every scheme, and peers, on the same gradients over a real or an emulated network.
+
+    python -m benchmarks.network --workload synthetic:0.01 --hosts 4 --rate 200mbit          # as root on Linux
+    python -m benchmarks.network --data path/to/data --workload gutenberg_lm --hosts 4 8 --rate 100mbit 200mbit \\
+        --peer-python path/to/python-with-torch --json build/network.json --plot build/network.png
+    python -m benchmarks.network --workload synthetic:0.01 --hosts 4 --rate 10gbit \\
+        --coordinator host0:7700 --rank 0 --interface eth0       # once on each of 4 hosts, with its own rank
+
+Messages are planned on the steps before those that are measured, and every result is checked against the exact sum.
+Choose a rate so low that sending outweighs computing: emulated hosts share this machine's cores, as real ones do not.
+"""
+
+import argparse
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import zen_jax as zen
+from benchmarks import group, measure, network_report, workloads
+from benchmarks.emulated_hosts import Host, HostsError, emulated_hosts, rate_in_bits, set_rate
+from benchmarks.exact import ITEMSIZE, lower_bound
+from benchmarks.peers import PEERS, Peer
+from benchmarks.problem import Problem
+from zen_jax.planning.costs import candidates
+
+PLAN_STEPS = 2
+GROUP_TIMEOUT = 1800  # seconds after which a group of processes is taken to hang
+PORT = 7700
+CASE_OPTIONS = ("scheme", "unit", "capacity", "push_format", "pull_format")
+ABLATION = {
+    "sparse_ps, elements": {"scheme": "sparse_ps", "unit": 1},
+    "zen, elements, COO pull": {"scheme": "zen", "unit": 1, "push_format": "coo", "pull_format": "coo"},
+    "zen, elements, hash bitmap": {"scheme": "zen", "unit": 1, "push_format": "coo", "pull_format": "hash_bitmap"},
+}
+"""The paper's own steps, from contiguous servers to hashed ones to hash bitmaps, with an index for every element."""
+
+
+class NetworkError(RuntimeError):
+    """A measurement cannot go on; the message says why."""
+
+
+def make_problem(
+    workload: workloads.Workload, n: int, wanted: Mapping[str, Mapping[str, Any]], steps: int, gbps: float, folder: Path
+) -> Problem:
+    """Gradients of `steps` steps for n workers, and each case's keywords as planned on the steps before.
+
+    A case takes the fastest of the planner's candidates that have all that `wanted` says of it.
+
+    The profile of those goes into `folder`, so that workers can estimate on links that they calibrate.
+    """
+
+    def indicator(step: int) -> np.ndarray:
+        return np.repeat(workload.touched(n, step)[:, :, None], workload.columns, axis=2).astype(np.float32)
+
+    profile = zen.profile(*map(indicator, range(PLAN_STEPS)))
+    profile.save(folder / "profile.json")
+    cluster, known = zen.Cluster(n, inter_gbps=gbps), list(candidates(profile.leaves[""], n))
+    cases = {}
+    for name, fixed in wanted.items():
+        fitting = [each for each in known if all(getattr(each, key) == value for key, value in fixed.items())]
+        if fitting:
+            best = min(fitting, key=lambda each: each.seconds(cluster, n))
+            cases[name] = {key: getattr(best, key) for key in CASE_OPTIONS}
+        else:
+            print(f"{name} is left out: it cannot run on this gradient", file=sys.stderr)
+    touched = np.stack([workload.touched(n, PLAN_STEPS + step) for step in range(steps)])
+    return Problem(touched, workload.columns, {"cases": cases, "profile": str(folder / "profile.json")})
+
+
+def measure_emulated(options: argparse.Namespace, problem: Path, n: int) -> list[dict[str, Any]]:
+    """Records of all schemes and peers among n emulated hosts, without a limit and at every rate."""
+    shared = ["--problem", str(problem), "--repeats", str(options.repeats), "--rates", group.UNLIMITED, *options.rate]
+    with emulated_hosts(n) as hosts:
+        records = run_group(_one_a_host("benchmarks.network_worker", sys.executable, hosts, shared, PORT))
+        for port, name in enumerate(options.peers, PORT + 1):
+            set_rate(hosts, None)
+            peer, python = PEERS[name], options.peer_python
+            if peer.launched_by_mpi:
+                records += run_group([_mpiexec(peer, python, hosts, shared)])
+            else:
+                records += run_group(_one_a_host(peer.module, python, hosts, shared, port))
+    return records
+
+
+def measure_given(options: argparse.Namespace, problem: Path) -> list[dict[str, Any]]:
+    """Records of all schemes among hosts that the caller started, on one of them; empty but on rank 0."""
+    place = ["--coordinator", options.coordinator, "--rank", str(options.rank), "--interface", options.interface]
+    shared = ["--problem", str(problem), "--repeats", str(options.repeats)]
+    records = run_group([[sys.executable, "-m", "benchmarks.network_worker", *shared, *place]])
+    return [record | {"rate": options.rate[0]} for record in records]
+
+
+def run_group(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """Runs processes until all have ended, or one has failed; returns the records that the first one printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder) / f"{i}.log" for i in range(len(commands))]
+        processes: list[subprocess.Popen] = []
+        try:
+            for command, log in zip(commands, logs, strict=True):
+                with log.open("w") as output:
+                    # What the first says is progress; the others matter only where one of them fails.
+                    errors = subprocess.STDOUT if processes else None
+                    started = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
+                    processes.append(started)
+            deadline = time.monotonic() + GROUP_TIMEOUT
+            while any(p.poll() is None for p in processes) and not any(p.poll() for p in processes):
+                if time.monotonic() > deadline:
+                    raise NetworkError(f"processes did not end within {GROUP_TIMEOUT} s")
+                time.sleep(0.1)
+            for i, (process, log) in enumerate(zip(processes, logs, strict=True)):
+                if process.poll():
+                    said = log.read_text(errors="replace").strip().splitlines()[-5:]
+                    raise NetworkError("\n".join([f"process {i} of {len(processes)} failed", *said]))
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        return [json.loads(line) for line in logs[0].read_text().splitlines() if line.startswith("{")]
+
+
+def _one_a_host(module: str, python: str, hosts: Sequence[Host], shared: Sequence[str], port: int) -> list[list[str]]:
+    place = ["--coordinator", f"{hosts[0].address}:{port}"]
+    command = [python, "-m", module, *shared, *place]
+    return [host.command([*command, "--rank", str(rank)]) for rank, host in enumerate(hosts)]
+
+
+def _mpiexec(peer: Peer, python: str, hosts: Sequence[Host], shared: Sequence[str]) -> list[str]:
+    mpiexec = shutil.which("mpiexec", path=str(Path(python).parent)) or shutil.which("mpiexec")
+    if mpiexec is None:
+        raise NetworkError(f"{peer.module} needs mpiexec beside {python} or on PATH: pip install mpich")
+    parts = [["-n", "1", *host.command([python, "-m", peer.module, *shared])] for host in hosts]
+    return [mpiexec, *parts[0], *(word for part in parts[1:] for word in (":", *part))]
+
+
+def installed_peers(python: str) -> list[str]:
+    """The peers whose packages that Python has; says which it has not."""
+    installed = []
+    for name, peer in PEERS.items():
+        if subprocess.run([python, "-c", f"import {peer.package}"], capture_output=True).returncode == 0:
+            installed.append(name)
+        else:
+            print(f"peer {name} is left out: {python} has no {peer.package}", file=sys.stderr)
+    return installed
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", default="gutenberg_lm", help="a data set, or synthetic:DENSITY")
+    parser.add_argument("--data", type=Path, help="folder that holds the data sets' folders")
+    parser.add_argument("--hosts", type=int, nargs="+", default=[4], help="numbers of hosts, one worker each")
+    parser.add_argument("--rate", nargs="+", default=["200mbit"], help="rates of every link, each way")
+    parser.add_argument("--schemes", nargs="+", default=["all"], choices=["all", *zen.schemes.names()])
+    parser.add_argument("--ablation", action="store_true", help="also zen by its parts, with element units")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, help="default: those that --peer-python has")
+    parser.add_argument("--peer-python", default=sys.executable, help="interpreter with the peers' packages")
+    parser.add_argument("--repeats", type=int, default=3, help="timed calls, each with another step's gradients")
+    parser.add_argument("--coordinator", help="HOST:PORT of rank 0, on given hosts; --rate tells their links' rate")
+    parser.add_argument("--rank", type=int, help="this host's place, with --coordinator")
+    parser.add_argument("--interface", default="eth0", help="this host's network interface, with --coordinator")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, help="PNG of the times; needs matplotlib")
+    options = parser.parse_args()
+    if options.schemes == ["all"]:
+        options.schemes = list(zen.schemes.names())
+    if (options.coordinator is None) != (options.rank is None):
+        parser.error("--coordinator and --rank go together")
+    if options.coordinator and (len(options.hosts), len(options.rate)) != (1, 1):
+        parser.error("given hosts have one number (--hosts) and one rate (--rate)")
+    if options.repeats < 1 or min(options.hosts) < 2:
+        parser.error("--repeats must be at least 1 and --hosts at least 2")
+    for rate in options.rate:
+        rate_in_bits(rate)
+    return options
+
+
+def main() -> None:
+    options = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that emulated hosts are removed
+    workload = workloads.load(options.workload, options.data)
+    if options.coordinator is None and options.peers is None:
+        options.peers = installed_peers(options.peer_python)
+    wanted = {scheme: {"scheme": scheme} for scheme in options.schemes} | (ABLATION if options.ablation else {})
+    gbps = min(map(rate_in_bits, options.rate)) / 1e9
+    rows = []
+    for n in options.hosts:
+        with tempfile.TemporaryDirectory() as folder:
+            problem = make_problem(workload, n, wanted, options.repeats, gbps, Path(folder))
+            path = Path(folder) / "problem.npz"
+            problem.save(path)
+            given = options.coordinator is not None
+            records = measure_given(options, path) if given else measure_emulated(options, path, n)
+        bound = float(np.mean([lower_bound(step, workload.columns * ITEMSIZE) for step in problem.touched]))
+        rows += network_report.rows(records, workload.name, bound)
+    if rows:
+        print(network_report.table(rows))
+        result = {"environment": measure.environment(), "workload": workload.name, "rows": rows}
+        measure.write_json(options.json, result)
+        if options.plot:
+            network_report.plot(rows, options.plot)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (HostsError, NetworkError, ValueError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

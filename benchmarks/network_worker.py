@@ -1,0 +1,86 @@
+"""One process of a measured group: times zen_jax's schemes over jax.distributed. Started by benchmarks.network."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import zen_jax as zen
+from benchmarks import group
+from benchmarks.problem import Problem
+
+
+class Processes:
+    """All processes of jax.distributed, one device each."""
+
+    def __init__(self, mesh: jax.sharding.Mesh, problem: Problem) -> None:
+        self.rank, self.size = jax.process_index(), jax.process_count()
+        self.mesh, self.problem = mesh, problem
+
+    def gather(self, numbers: np.ndarray) -> np.ndarray:
+        # float64 as bits: JAX would round it to float32.
+        bits = multihost_utils.process_allgather(np.asarray(numbers, np.float64).view(np.uint32))
+        return np.asarray(bits).reshape(self.size, -1).view(np.float64).reshape(self.size, *np.shape(numbers))
+
+    def at_rate(self, rate: str) -> dict[str, dict[str, Any]]:
+        """Calibrates the links, and gives for each scheme the estimated seconds and whether a plan would choose it."""
+        if rate == group.UNLIMITED:
+            return {}
+        cluster = zen.calibrate(self.mesh)
+        profile = zen.SparsityProfile.load(self.problem.notes["profile"])
+        estimate = zen.estimate(profile, cluster)
+        measured = [name for name in estimate.leaves[""] if name in self.problem.notes["cases"]]
+        chosen = estimate.best("", measured).candidate.scheme
+        return {
+            name: {"estimate": each.seconds, "planned": name == chosen} for name, each in estimate.leaves[""].items()
+        }
+
+
+class Scheme:
+    """`zen.all_reduce` with the keywords that the problem's notes give for this case."""
+
+    def __init__(self, name: str, problem: Problem, rank: int, mesh: jax.sharding.Mesh) -> None:
+        self.name, self.problem, self.rank = name, problem, rank
+        self.sharding = NamedSharding(mesh, PartitionSpec("data"))
+        keywords = problem.notes["cases"][name]
+        reduce = lambda x: zen.all_reduce(x[0], "data", op="sum", return_info=True, **_hashable(keywords))  # noqa: E731
+        mapped = jax.shard_map(
+            reduce, mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec(), check_vma=False
+        )
+        self.step = jax.jit(mapped)
+
+    def prepare(self, step: int) -> Callable[[], Any]:
+        mine = self.problem.dense(step, self.rank)[None]
+        placed = jax.block_until_ready(jax.make_array_from_process_local_data(self.sharding, mine))
+        return lambda: jax.block_until_ready(self.step(placed))
+
+    def dense(self, result: Any) -> np.ndarray:
+        return np.asarray(result[0].addressable_data(0))
+
+    def info(self, result: Any) -> dict[str, float]:
+        return {key: float(value.addressable_data(0)) for key, value in result[1]._asdict().items()}
+
+
+def _hashable(keywords: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in keywords.items()}
+
+
+def main() -> None:
+    options = group.arguments(__doc__)
+    problem = Problem.load(options.problem)
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(options.coordinator, problem.touched.shape[1], options.rank)
+    mesh = jax.make_mesh((jax.process_count(),), ("data",), axis_types=(AxisType.Auto,))
+    processes = Processes(mesh, problem)
+    cases = [Scheme(name, problem, processes.rank, mesh) for name in problem.notes["cases"]]
+    group.measure(processes, problem, cases, options)
+    jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""Other implementations, each a script with the input and the timing loop of `benchmarks.group`."""
+
+from typing import NamedTuple
+
+
+class Peer(NamedTuple):
+    """A module to run in every process, and the package that it needs."""
+
+    module: str
+    package: str
+    launched_by_mpi: bool = False
+
+
+PEERS = {
+    "torch_gloo": Peer("benchmarks.peers.torch_gloo", "torch"),
+    "mpi_recursive_doubling": Peer("benchmarks.peers.mpi_recursive_doubling", "mpi4py", launched_by_mpi=True),
+}

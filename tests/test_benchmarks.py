@@ -1,0 +1,265 @@
+"""The benchmarks' own arithmetic, readers and emulated hosts: what their figures rest on."""
+
+import doctest
+import gzip
+import json
+import os
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks import emulated_hosts, exact, network_report, workloads
+from benchmarks.figures import breakdown, characteristics, drawing, formats, imbalance, schemes, skewness
+from benchmarks.group import UNLIMITED
+from benchmarks.problem import Problem
+
+needs_hosts = pytest.mark.skipif(bool(emulated_hosts.why_not()), reason=str(emulated_hosts.why_not()))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A tiny copy of every data set, in the format of the real ones."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    words = [f"word{i}" for i in range(60)]
+
+    def sentence(length):
+        return " ".join(rng.choice(words, length, p=1 / np.arange(1, 61) / np.sum(1 / np.arange(1, 61))))
+
+    def write(name, file, lines):
+        (folder / name).mkdir(exist_ok=True)
+        with gzip.open(folder / name / file, "wt", encoding="utf-8") as out:
+            out.writelines(line + "\n" for line in lines)
+
+    write("gutenberg_lm", "train.txt.gz", [sentence(200) for _ in range(200)])
+    write("tatoeba_fra_eng", "train.tsv.gz", [f"{sentence(6)}\t{sentence(7)}" for _ in range(600)])
+    write("goemotions", "train.tsv.gz", [f"{i % 28}\t{sentence(9)}" for i in range(2100)])
+    (folder / "nycflights_ctr").mkdir()
+    np.savez(
+        folder / "nycflights_ctr" / "data.npz",
+        split=np.repeat(np.array([0, 1], np.uint8), [4200, 100]),
+        field_names=np.array(["a", "b"]),
+        cardinality=np.array([30, 50]),
+        f_a=rng.integers(0, 30, 4300),
+        f_b=rng.integers(0, 50, 4300),
+    )
+    return folder
+
+
+@pytest.mark.parametrize("name", [*workloads.DATA_SETS, "synthetic:0.02"])
+def test_workload_names_the_rows_of_each_worker(data, name):
+    workload = workloads.load(name, data)
+    touched = workload.touched(4, step=1)
+    assert touched.shape == (4, workload.rows)
+    assert touched.any(axis=1).all()
+    for worker in range(4):
+        batch = workload.batch(4, worker, 1)
+        assert set(np.flatnonzero(touched[worker])) == set(batch.tolist())
+        assert 0 <= batch.min() and batch.max() < workload.rows
+    assert (workload.touched(4, step=1) == touched).all()
+    assert workload.batch(4, 0, 0).tolist() != workload.batch(4, 0, 1).tolist()
+
+
+@pytest.mark.parametrize("name", workloads.DATA_SETS)
+def test_workload_refuses_more_workers_than_it_has_data_for(data, name):
+    workload = workloads.load(name, data)
+    workload.touched(workload.max_workers, step=0)
+    with pytest.raises(ValueError, match=f"data for {workload.max_workers} workers"):
+        workload.touched(workload.max_workers + 1, step=0)
+
+
+def test_rows_are_numbered_by_falling_frequency(data):
+    workload = workloads.load("goemotions", data)
+    drawn = np.concatenate([workload.batch(2, worker, step) for worker in range(2) for step in range(4)])
+    counts = np.bincount(drawn, minlength=workload.rows)
+    assert counts[: workload.rows // 2].sum() > 2 * counts[workload.rows // 2 :].sum()
+
+
+def test_language_model_reads_on_where_it_stopped(data):
+    workload = workloads.load("gutenberg_lm", data)
+    first, second = (workload.batch(2, 0, step).reshape(128, 35) for step in (0, 1))
+    text = gzip.open(data / "gutenberg_lm" / "train.txt.gz", "rt").read().replace("\n", " <eos> ").split()
+    numbers = dict(zip(text, np.concatenate([first, second], axis=1)[0], strict=False))
+    assert [numbers[word] for word in text[:70]] == [*first[0], *second[0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "message"),
+    [
+        ("nothing", "data", "'nothing' is unknown. Use one of gutenberg_lm"),
+        ("goemotions", None, "--data"),
+        ("goemotions", "empty", "No such file"),
+        ("synthetic:2", None, "density above 0 and up to 1"),
+        ("synthetic:much", None, "density above 0 and up to 1"),
+    ],
+)
+def test_unusable_workload_is_refused(data, tmp_path, name, folder, message):
+    with pytest.raises(ValueError, match=message):
+        workloads.load(name, {"data": data, "empty": tmp_path, None: None}[folder])
+
+
+def random_touched(n=4, rows=97, density=0.2, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.random((n, rows)) < density * np.linspace(2, 0.1, rows)
+
+
+def test_lower_bound_is_what_the_others_touched():
+    touched = random_touched()
+    received = [np.delete(touched, worker, axis=0).any(axis=0).sum() for worker in range(len(touched))]
+    assert exact.lower_bound(touched, row_bytes=12) == pytest.approx(np.mean(received) * 12)
+
+
+@pytest.mark.parametrize("blocks", [1, 4])
+@pytest.mark.parametrize("hash", ["tile", "murmur"])
+def test_message_counts_count_every_unit_once(blocks, hash):
+    touched, n = random_touched(), 4
+    servers = exact.hashed_servers(touched.shape[1], blocks, n, hash)
+    push, pull = exact.message_counts(touched, servers, n)
+    for worker in range(n):
+        for server in range(n):
+            mine = sum((servers[row] == server).sum() for row in np.flatnonzero(touched[worker]))
+            assert push[worker, server] == mine
+    assert pull.sum() == touched.any(axis=0).sum() * blocks
+
+
+def test_scheme_bytes_against_counting_message_by_message():
+    touched, columns, n = random_touched(), 256, 4
+    rows = touched.shape[1]
+    found = exact.scheme_bytes(touched, columns, blocks=1)
+    row, coo = columns * 4, columns * 4 + 4
+    assert found["dense"] == 2 * 3 / 4 * rows * row
+    others = [sum(touched[other].sum() for other in range(n) if other != worker) for worker in range(n)]
+    assert found["agsparse"] == max(others) * coo
+    pairs = touched[::2] | touched[1::2]
+    assert found["sparcml"] == (touched.sum(axis=1).max() + pairs.sum(axis=1).max()) * coo
+    owner = exact.contiguous_servers(rows, n)[:, 0]
+    to_server = [
+        sum((touched[worker] & (owner == server)).sum() for worker in range(n) if worker != server)
+        for server in range(n)
+    ]
+    fullest = max((touched.any(axis=0) & (owner == server)).sum() for server in range(n))
+    assert found["sparse_ps"] == max(to_server) * coo + 3 * fullest * coo
+    assert found["omnireduce"] == found["sparse_ps"]  # a row is one block of 256 elements
+    assert found["zen, no index"] < found["zen"] < found["zen, COO pull"]
+
+
+def test_recursive_doubling_goes_dense_when_sums_are_full():
+    touched = np.ones((4, 50), bool)
+    assert exact.scheme_bytes(touched, columns=8, blocks=8)["sparcml"] == 2 * 50 * 8 * 4
+
+
+def test_format_sizes_at_the_ends():
+    empty, full = (exact.format_bytes(units=320, nonzero=nonzero, value=4, n=8) for nonzero in (0, 320))
+    assert empty == {"dense": 1280, "COO": 0, "bitmap": 8 * 40, "hash bitmap": 40}
+    assert full == {"dense": 1280, "COO": 2560, "bitmap": 1280 + 8 * 40, "hash bitmap": 1280 + 40}
+
+
+def test_problem_survives_its_file_and_checks_sums(tmp_path):
+    problem = Problem(random_touched()[None], columns=5, notes={"cases": {}})
+    problem.save(tmp_path / "problem.npz")
+    loaded = Problem.load(tmp_path / "problem.npz")
+    assert (loaded.touched == problem.touched).all() and loaded.notes == problem.notes
+    gradients = [loaded.dense(0, worker) for worker in range(4)]
+    assert [(g != 0).any(axis=1).tolist() for g in gradients] == problem.touched[0].tolist()
+    total = np.sum(gradients, axis=0)
+    loaded.check("a sum", 0, total)
+    total[3, 2] += 1
+    with pytest.raises(ValueError, match="a sum is wrong in 1 of 485 elements"):
+        loaded.check("a sum", 0, total)
+
+
+def test_report_relates_times_to_bytes():
+    def record(case, rate, seconds, received):
+        spread = {"median": seconds, "min": seconds, "max": seconds}
+        counted = {"received": received, "busiest": received, "info": {}, "n": 4, "first_call": 0.0}
+        return {"case": case, "rate": rate, "seconds": spread} | counted
+
+    records = [record("dense", UNLIMITED, 0.1, 8e6), record("zen", UNLIMITED, 0.05, 1e6)]
+    records += [record("dense", "64mbit", 1.0, 8e6), record("zen", "64mbit", 0.2, 1e6)]
+    dense, zen = network_report.rows(records, "a workload", bound=0.5e6)
+    assert (dense["speed_up"], dense["of_bytes"]) == (1.0, 1.0)
+    assert zen["speed_up"] == pytest.approx(5.0) and zen["of_bytes"] == pytest.approx(5 / 8)
+    assert zen["compute_share"] == pytest.approx(0.25)
+    assert zen["wire_over_bound"] == 2.0 and zen["bound_ms"] == pytest.approx(62.5)
+    assert "zen" in network_report.table([dense, zen])
+
+
+@pytest.mark.parametrize("module", [workloads, exact, emulated_hosts, drawing])
+def test_examples_in_docstrings(module):
+    assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize("figure", [characteristics, skewness, schemes, breakdown, imbalance, formats])
+def test_figures_have_rows_of_plain_numbers(figure, monkeypatch):
+    for module in (characteristics, skewness, schemes, breakdown, imbalance):
+        if hasattr(module, "WORKERS") and isinstance(module.WORKERS, tuple):
+            monkeypatch.setattr(module, "WORKERS", (2, 4))
+    options = SimpleNamespace(workloads=["synthetic:0.01"], data=None, steps=1)
+    rows = figure.rows(options)
+    assert rows and all(isinstance(value, str | int | float) for row in rows for value in row.values())
+
+
+def test_emulated_hosts_refuse_what_they_cannot_do(monkeypatch):
+    with pytest.raises(ValueError, match="count=0 must be from 1"):
+        emulated_hosts.emulated_hosts(0).__enter__()
+    monkeypatch.setattr(emulated_hosts.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(emulated_hosts.shutil, "which", lambda tool: tool)
+    with pytest.raises(emulated_hosts.HostsError, match="root"):
+        emulated_hosts.emulated_hosts(2).__enter__()
+    monkeypatch.setattr(emulated_hosts.shutil, "which", lambda tool: None if tool == "tc" else tool)
+    with pytest.raises(emulated_hosts.HostsError, match="need tc"):
+        emulated_hosts.emulated_hosts(2).__enter__()
+    with pytest.raises(ValueError, match="rate 'fast'"):
+        emulated_hosts.rate_in_bits("fast")
+
+
+SEND = """
+import socket, sys, time
+if sys.argv[1] == "serve":
+    server = socket.create_server(("", 7000))
+    print("ready", flush=True)
+    link, _ = server.accept()
+    start, count = time.monotonic(), 0
+    while piece := link.recv(1 << 16):
+        count += len(piece)
+    print(count, time.monotonic() - start, socket.gethostname())
+else:
+    socket.create_connection((sys.argv[2], 7000)).sendall(bytes(1_000_000))
+"""
+
+
+@needs_hosts
+def test_emulated_hosts_talk_at_the_rate_and_vanish():
+    before = socket.gethostname()
+    with pytest.raises(KeyboardInterrupt), emulated_hosts.emulated_hosts(2) as hosts:
+        with pytest.raises(emulated_hosts.HostsError, match="another run"):
+            emulated_hosts.emulated_hosts(2).__enter__()
+        emulated_hosts.set_rate(hosts, "20mbit")
+        serve = hosts[0].command([sys.executable, "-c", SEND, "serve"])
+        with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout.readline() == "ready\n"
+            subprocess.run(hosts[1].command([sys.executable, "-c", SEND, "send", hosts[0].name]), check=True)
+            count, seconds, name = server.stdout.read().split()
+        assert int(count) == 1_000_000 and name == hosts[0].name
+        assert float(seconds) > 0.8 * (1_000_000 * 8 / 20e6)
+        raise KeyboardInterrupt
+    assert socket.gethostname() == before
+    assert emulated_hosts.PREFIX not in subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
+
+
+@needs_hosts
+@pytest.mark.multiprocess
+def test_network_benchmark_counts_what_crosses_the_wire(tmp_path):
+    result = tmp_path / "network.json"
+    options = "--workload synthetic:0.01 --hosts 2 --rate 2gbit --schemes dense --repeats 1 --peers".split()
+    command = [sys.executable, "-m", "benchmarks.network", *options, "--json", str(result)]
+    done = subprocess.run(command, env=os.environ | {"XLA_FLAGS": ""}, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(result.read_text())["rows"]
+    assert row["case"] == "dense" and row["n"] == 2 and row["planned"]
+    assert row["info_MB"] < row["wire_MB"] < 1.1 * row["info_MB"]
+    assert row["median_ms"] > 0.8 * row["wire_MB"] * 8 / 2

@@ -1,0 +1,225 @@
+"""The cost model: bytes are those that schemes report, times follow from links, and what is unknown extrapolates."""
+
+import harness
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import sparse
+from hypothesis import given
+from hypothesis import strategies as st
+
+import zen_jax as zen
+from zen_jax.formats.tensor_block import BLOCK
+from zen_jax.planning import calibrate, costs
+from zen_jax.planning.cluster import COLLECTIVES, Link, Rate
+from zen_jax.planning.profile import LeafProfile, fullest_bin
+from zen_jax.planning.simulate import for_workers
+
+AXIS = harness.AXIS
+SHAPE = (100, BLOCK)  # rows are blocks of OmniReduce too
+
+
+def zipf_gradients(n, rows=2000, columns=8, tokens=600, seed=0):
+    """[n, rows, columns]: each worker touches the rows that Zipf's law draws."""
+    rng = np.random.default_rng(seed)
+    weights = 1 / np.arange(1, rows + 1)
+    stack = np.zeros((n, rows, columns), np.float32)
+    for gradient in stack:
+        gradient[np.unique(rng.choice(rows, tokens, p=weights / weights.sum()))] = 1
+    return stack
+
+
+def test_bytes_are_those_of_info():
+    """Every scheme, and every format once, run as planned on the gradients profiled, moves the bytes of the model."""
+    n, seen = 3, set()
+    stack = jnp.asarray(sparse(np.random.default_rng(n), n, SHAPE, 0.1, np.float16))
+    leaf = zen.profile(stack, unit="row").leaves[""]
+    for candidate in costs.candidates(leaf, n):
+        formats = candidate.push_format, candidate.pull_format
+        assert candidate.nbytes >= costs.lower_bound(leaf, n)
+        again = candidate.scheme in seen and formats not in {("bitmap", "coo"), ("coo", "dense")}
+        if again or candidate.scheme == "auto":  # which is zen, and dense where that is smaller
+            continue
+        seen.add(candidate.scheme)
+        planned = zen.LeafPlan(SHAPE, leaf.dtype, candidate.scheme, candidate.unit, candidate.capacity, *formats)
+        how = {"return_info": True, **planned.options}
+        info = harness.spmd(lambda x: zen.all_reduce(x, AXIS, **how)[1], "vmap", n)(stack)  # noqa: B023
+        np.testing.assert_allclose(candidate.nbytes, info.bytes_pushed[0] + info.bytes_pulled[0], 1e-6)
+        assert float(info.rounds[0]) == (0 if candidate.scheme.startswith("dense") else 1)
+    assert seen == set(zen.schemes.names()) - {"auto"}
+
+
+def test_equations_of_the_paper():
+    """Without latency and headroom's and bitmaps' share, element units cost what Equations 1 and 2 say."""
+    n, elements, density = 8, 1 << 18, 0.02
+    mask = np.random.default_rng(0).random((n, elements)) < density
+    leaf = zen.profile(jnp.asarray(mask, jnp.float32), unit="element").leaves[""]
+    unit, b, m = leaf.units[1], 1e9 / 8, 4 * elements
+    cluster = zen.Cluster(n, inter_gbps=1, latency_us=0)
+    seconds = {(c.scheme, c.push_format, c.pull_format): c.seconds(cluster, n) for c in costs.candidates(leaf, n)}
+    balanced = (n - 1) / n * (unit.densification(n) + 1) * 2 * m * unit.density / b
+    hierarchical = sum(unit.densification(2**i) for i in range(3)) * 2 * m * unit.density / b
+    np.testing.assert_allclose(seconds["zen", "coo", "coo"], balanced, 0.1)
+    np.testing.assert_allclose(seconds["sparcml", "coo", "hash_bitmap"], hierarchical, 0.1)
+
+
+def test_a_leaf_that_was_not_measured_travels_dense():
+    leaf = LeafProfile((100, 4), "float32")
+    assert {candidate.scheme for candidate in costs.candidates(leaf, 4)} == {"dense", "dense_ordered"}
+    assert costs.lower_bound(leaf, 4) == 1600
+
+
+# --- links ------------------------------------------------------------------------------------------------------
+
+clusters = st.builds(
+    zen.Cluster,
+    hosts=st.integers(1, 64),
+    devices_per_host=st.integers(1, 8),
+    inter_gbps=st.floats(0.01, 400),
+    intra_gbps=st.none() | st.floats(0.01, 4000),
+    latency_us=st.floats(0, 1e4),
+)
+
+
+@given(clusters, st.sampled_from(COLLECTIVES), st.floats(0, 1e10), st.floats(0, 1e10))
+def test_more_bytes_never_take_less_time(cluster, collective, fewer, more):
+    fewer, more = sorted((fewer, more))
+    n = cluster.workers
+    assert 0 <= cluster.seconds(collective, fewer, n) <= cluster.seconds(collective, more, n)
+
+
+def test_links():
+    """Devices that share a machine's link compete for it in an all-to-all; measured links stand in for typed ones."""
+    flat, shared = zen.Cluster(8, inter_gbps=8, latency_us=0), zen.Cluster(2, 4, inter_gbps=8, latency_us=0)
+    assert flat.seconds("all_to_all", 7e6, 8) == pytest.approx(7e-3)
+    assert shared.seconds("all_to_all", 7e6, 8) == pytest.approx(4e6 * 4 / 1e9)
+    assert shared.seconds("all_gather", 7e6, 8) == pytest.approx(7e-3)
+    assert shared.seconds_inside(1e6) == pytest.approx(1.5e-3)
+    assert flat.seconds_inside(1e6) == 0
+    measured = zen.Cluster(8, collectives={"psum": Link(latency_us=100, gbps=16)}, kernels={"sum": Rate(1e-9, 2e-9)})
+    assert measured.seconds("psum", 2e6, 8) == pytest.approx(3 * 100e-6 + 1e-3)
+    assert measured.seconds_computing("sum", 1e6, 1e6) == pytest.approx(3e-3)
+    assert measured.seconds_computing("copy", 1e6, 1e6) == 0
+
+
+@pytest.mark.parametrize(
+    "options,fragment",
+    [
+        ({"hosts": 0}, "hosts=0"),
+        ({"hosts": 2.5}, "hosts=2.5"),
+        ({"devices_per_host": 0}, "devices_per_host=0"),
+        ({"inter_gbps": 0}, "inter_gbps=0"),
+        ({"inter_gbps": "fast"}, "inter_gbps='fast'"),
+        ({"intra_gbps": -1}, "intra_gbps=-1"),
+        ({"latency_us": -1}, "latency_us=-1"),
+        ({"latency_us": float("nan")}, "latency_us=nan"),
+        ({"collectives": {"broadcast": Link(1, 1)}}, "'broadcast'"),
+    ],
+)
+def test_bad_clusters(options, fragment):
+    with pytest.raises(ValueError) as error:
+        zen.Cluster(**{"hosts": 4} | options)
+    assert fragment in str(error.value)
+
+
+# --- estimates --------------------------------------------------------------------------------------------------
+
+GRADIENTS = {"table": jnp.asarray(zipf_gradients(8)), "bias": jnp.ones((8, 5))}
+PROFILE = zen.profile(GRADIENTS, unit="row")
+
+
+def test_estimate():
+    found = zen.estimate(PROFILE, zen.Cluster(8, inter_gbps=0.1))
+    assert set(found.leaves["table"]) == set(zen.schemes.names()) - {"omnireduce"}
+    for schemes, bound in zip(found.leaves.values(), found.bounds.values(), strict=True):
+        for each in schemes.values():
+            assert each.nbytes >= bound.nbytes
+            assert each.seconds >= bound.seconds
+    seconds, nbytes = found.total("zen")
+    assert nbytes == sum(schemes["zen"].nbytes for schemes in found.leaves.values())
+    assert seconds == sum(schemes["zen"].seconds for schemes in found.leaves.values())
+    assert "lower bound" in str(found)
+    assert found.to_json()["leaves"]["table"]["zen"]["bytes"] == found.leaves["table"]["zen"].nbytes
+
+
+def test_estimate_of_hosts_whose_devices_reduced_first():
+    """A profile of hosts: dense inside each, and between them as if each were one worker."""
+    inside = zen.Cluster(8, 4, inter_gbps=1, intra_gbps=100)
+    flat, hierarchical = (zen.estimate(PROFILE, cluster) for cluster in (zen.Cluster(8, inter_gbps=1), inside))
+    dense = GRADIENTS["table"][0].nbytes
+    for scheme, each in hierarchical.leaves["table"].items():
+        expected = flat.leaves["table"][scheme].seconds + inside.seconds_inside(dense)
+        assert each.seconds == pytest.approx(expected)
+    with pytest.raises(ValueError, match="profile is of 8 workers"):
+        zen.estimate(PROFILE, zen.Cluster(4))
+
+
+# --- calibration ------------------------------------------------------------------------------------------------
+
+
+def test_fit_finds_latency_and_bandwidth():
+    nbytes = np.array([1e3, 1e5, 1e6, 1e7])
+    moved = np.stack([np.ones(4), nbytes], axis=1)
+    np.testing.assert_allclose(calibrate._fit(moved, 1e-4 + 2e-9 * nbytes), (1e-4, 2e-9))
+    uncharged = np.insert(moved, 1, 0.0, axis=1)
+    np.testing.assert_allclose(calibrate._fit(uncharged, 1e-4 + 2e-9 * nbytes), (1e-4, 0.0, 2e-9))
+    latency, per_byte = calibrate._fit(moved, 2e-9 * nbytes - 1e-7)
+    assert latency == 0
+    np.testing.assert_allclose(per_byte, 2e-9, 0.1)
+
+
+def test_calibrate(monkeypatch):
+    """It measures, so only its shape is known: a link for each collective, a rate for each kernel, none negative."""
+    monkeypatch.setattr(calibrate, "BYTES", (1 << 10, 1 << 14))
+    monkeypatch.setattr(calibrate, "ROWS", 1 << 10)
+    cluster = zen.calibrate(harness.mesh(4, "data"))
+    assert cluster.workers == 4
+    assert set(cluster.collectives) == set(COLLECTIVES)
+    assert {work.kernel for c in costs.candidates(PROFILE.leaves["table"], 8) for work in c.work} == set(
+        cluster.kernels
+    )
+    assert all(rate.dense >= 0 and rate.nonzero >= 0 for rate in cluster.kernels.values())
+    assert zen.calibrate(harness.mesh(1, "data")).collectives == {}
+    with pytest.raises(ValueError, match="axis_name"):
+        zen.calibrate(harness.mesh(2), axis_name="nobody")
+
+
+# --- simulation -------------------------------------------------------------------------------------------------
+
+
+def test_simulation_extrapolates():
+    """From a profile of 8 workers, what 16 workers really have, within a tenth."""
+    few, many = (zen.profile(jnp.asarray(zipf_gradients(n)), unit="row") for n in (8, 16))
+    guessed, measured = for_workers(few, 16).leaves[""].units[8], many.leaves[""].units[8]
+    for name in ("unions", "contiguous_push", "contiguous_pull"):
+        np.testing.assert_allclose(getattr(guessed, name), getattr(measured, name), 0.1, err_msg=name)
+    np.testing.assert_allclose(guessed.groups, measured.groups, 0.1)
+    assert measured.push <= guessed.push
+    assert measured.pull <= guessed.pull
+    assert for_workers(few, 8) is few
+
+
+def test_simulate():
+    simulation = zen.simulate(PROFILE, zen.Cluster(8, inter_gbps=1), workers=(2, 8, 100, 4096))
+    assert [point.n for point in simulation.points] == [2, 8, 100, 4096]
+    assert simulation.points[1].estimate.to_json() == zen.estimate(PROFILE, zen.Cluster(8, inter_gbps=1)).to_json()
+    for point in simulation.points:
+        best = point.estimate.best("table", zen.plan.__kwdefaults__["schemes"])
+        assert point.choice["table"] == best.candidate.scheme
+        assert point.estimate.bounds["table"].nbytes <= GRADIENTS["table"][0].nbytes
+    assert "4096" in str(simulation)
+
+
+def test_bad_simulations():
+    for options, message in [({"workers": (1,)}, "workers=1"), ({"workers": (10**6,)}, "1000000")]:
+        with pytest.raises(ValueError, match=message):
+            zen.simulate(PROFILE, zen.Cluster(8), **options)
+    with pytest.raises(ValueError, match="do not fill hosts"):
+        zen.simulate(PROFILE, zen.Cluster(2, 4), workers=(6,))
+    with pytest.raises(ValueError, match="the profile's n"):
+        zen.simulate(zen.profile(GRADIENTS["table"][:1], unit="row"), zen.Cluster(1))
+
+
+@given(st.floats(0, 1e7), st.integers(2, 512))
+def test_theorem_2_bounds_random_bins(balls, n):
+    assert fullest_bin(balls / n) >= balls / n

@@ -1,0 +1,255 @@
+"""Plans: the fastest estimate for each leaf, messages that fit, no bit changed, and files that can be trusted."""
+
+import json
+from dataclasses import replace
+
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from cases import assert_same_bits, sparse
+from hypothesis import given
+from hypothesis import strategies as st
+
+import zen_jax as zen
+from zen_jax.planning.costs import candidates
+from zen_jax.planning.plan import ORDERED
+
+N = 4
+RNG = np.random.default_rng(0)
+GRADIENTS = {
+    "table": sparse(RNG, N, (1024, 256), 0.02, integers=False),
+    "full": sparse(RNG, N, (600, 512), 1.0, integers=False),
+    "bias": sparse(RNG, N, (64,), 1.0, integers=False),
+    "scale": sparse(RNG, N, (), 1.0, integers=False),
+}
+PROFILE = zen.profile(jax.tree.map(jnp.asarray, GRADIENTS), unit="row")
+SLOW = zen.Cluster(N, inter_gbps=0.1)
+PLAN = zen.plan(PROFILE, SLOW)
+MEANS = jax.tree.map(lambda g: oracle.ordered_sum(g, N), GRADIENTS)
+
+pytestmark = pytest.mark.promoting
+
+
+# --- what is chosen ---------------------------------------------------------------------------------------------
+
+
+@given(
+    gbps=st.floats(0.001, 400),
+    latency=st.floats(0, 1e4),
+    schemes=st.sets(st.sampled_from(zen.schemes.names())).map(lambda some: {"dense_ordered", *some}),
+)
+def test_nothing_is_faster_by_the_estimate(gbps, latency, schemes):
+    """A leaf by itself travels the fastest way there is; one in a bucket adds no more than that."""
+    cluster = zen.Cluster(N, inter_gbps=gbps, latency_us=latency)
+    plan = zen.plan(PROFILE, cluster, schemes=schemes)
+    for name, leaf in plan.leaves.items():
+        ways = [way for way in candidates(PROFILE.leaves[name], N) if way.scheme in schemes]
+        fastest = min(way.seconds(cluster, N) for way in ways)
+        if leaf.bucket is None:
+            mine = [
+                way.seconds(cluster, N) for way in ways if (way.scheme, way.capacity) == (leaf.scheme, leaf.capacity)
+            ]
+            assert min(mine) == fastest
+        else:
+            assert leaf.scheme.startswith("dense")
+            assert PROFILE.leaves[name].nbytes * 2 * (N - 1) / N * 8 / (gbps * 1e9) <= fastest * (1 + 1e-9)
+
+
+def test_sparse_by_itself_and_small_in_a_bucket():
+    leaves = PLAN.leaves
+    assert leaves["table"].scheme not in ("dense", "dense_ordered")
+    assert leaves["table"].bucket is None
+    assert (leaves["full"].scheme, leaves["full"].bucket) == ("dense_ordered", None)  # over 1 MiB
+    assert (leaves["bias"].bucket, leaves["scale"].bucket) == (0, 0)
+    assert "table" in str(PLAN)
+    assert zen.plan(PROFILE, SLOW, bucket_bytes=1).leaves["scale"].bucket == 1
+
+
+def test_capacities_exceed_the_fullest_message_by_headroom():
+    row = PROFILE.leaves["table"].units[256]
+    plan = zen.plan(PROFILE, SLOW, schemes=("dense_ordered", "auto")).leaves["table"]
+    for capacity, fullest in zip(plan.capacity, (row.push, row.pull), strict=True):
+        assert fullest < capacity <= fullest * 1.03 + 1
+
+
+@pytest.mark.parametrize(
+    "options,fragment",
+    [
+        ({"schemes": ("zen",)}, "dense_ordered"),
+        ({"schemes": ("zeno",)}, "'zeno'"),
+        ({"bucket_bytes": 0}, "bucket_bytes"),
+    ],
+)
+def test_bad_arguments(options, fragment):
+    with pytest.raises(ValueError, match=fragment):
+        zen.plan(PROFILE, SLOW, **options)
+
+
+# --- what it does -----------------------------------------------------------------------------------------------
+
+
+def step(transform, gradients, mode="vmap"):
+    return harness.spmd(lambda g: transform.update(g, None), mode, N)(gradients)
+
+
+@pytest.mark.parametrize("mode", ["vmap", "shard_map", "shard_map_unchecked"])
+def test_changes_no_bit(mode):
+    updates, state = step(zen.synchronize(harness.AXIS, plan=PLAN), GRADIENTS, mode)
+    for name, mean in MEANS.items():
+        for worker in range(N):
+            assert_same_bits(updates[name][worker], mean, name)
+    info = optax.tree.get(state, "info")
+    assert set(info) == {"table", "full", "(fused)"}
+    assert float(info["table"].rounds[0]) == 1
+    assert float(info["full"].dense_taken[0]) == 1
+
+
+@pytest.mark.parametrize("scheme", ["zen", "agsparse", "sparse_ps", "omnireduce"])
+def test_any_scheme_may_be_planned(scheme):
+    """Formats, units and capacities of every scheme in worker order reach it through the plan."""
+    table = {"table": jnp.asarray(GRADIENTS["table"])}
+    profile = zen.profile(table, unit="row")
+    plan = zen.plan(profile, zen.Cluster(N, inter_gbps=1e-3), schemes=("dense_ordered", scheme))
+    assert plan.leaves["table"].scheme == scheme
+    updates, state = step(zen.synchronize(harness.AXIS, plan=plan), table)
+    assert_same_bits(updates["table"][0], MEANS["table"])
+    assert float(optax.tree.get(state, "info")["table"].rounds[0]) == 1
+
+
+# --- autotune ---------------------------------------------------------------------------------------------------
+
+
+def test_autotune_compiles_twice_and_changes_no_bit():
+    made, traced = [], []
+    table = {"table": GRADIENTS["table"], "bias": GRADIENTS["bias"]}
+
+    def make_step(plan):
+        made.append(plan)
+        transform = zen.synchronize(harness.AXIS, plan=plan)
+
+        def worker(gradients):
+            traced.append(plan)
+            return transform.update(gradients, None)
+
+        return harness.spmd(worker, "shard_map", N)
+
+    step = zen.autotune(make_step, cluster=SLOW, steps=2)
+    for scale in range(1, 6):
+        assert (step.plan is None) == (scale <= 2)
+        gradients = jax.tree.map(lambda g: scale * g, table)  # noqa: B023
+        updates, state = step(gradients)
+        for name, stack in gradients.items():
+            for worker in range(N):
+                assert_same_bits(updates[name][worker], oracle.ordered_sum(stack, N), name)
+        # The same names before and after planning, or the planned step would compile for each.
+        assert set(optax.tree.get(state, "info")) == {"table", "(fused)"}
+    assert len(made) == 2
+    assert len(set(map(id, traced))) == len(traced) == 2
+    assert made[1] is step.plan
+    assert step.profile.steps == 2
+    assert step.plan.leaves["table"].scheme in set(ORDERED) - {"dense_ordered"}
+    assert float(optax.tree.get(state, "info")["table"].rounds[0]) == 1
+    # Gradients that outgrow the plan are seen, and lose nothing.
+    drifted = table | {"table": sparse(np.random.default_rng(1), N, (1024, 256), 0.15, integers=False)}
+    updates, state = step(drifted)
+    assert_same_bits(updates["table"][0], oracle.ordered_sum(drifted["table"], N))
+    assert float(optax.tree.get(state, "info")["table"].rounds[0]) > 1
+
+
+def test_autotune_with_value_and_grad():
+    """The other way to synchronise: under jit over a mesh, with the plan handed to value_and_grad."""
+    table, words = jnp.ones((8192, 32)), jnp.arange(N * 10)
+    loss = lambda table, words: jnp.mean(table[words] ** 2)  # noqa: E731
+    mesh = harness.mesh(N, "data")
+    step = zen.autotune(lambda plan: jax.jit(zen.value_and_grad(loss, mesh=mesh, plan=plan)), cluster=SLOW, steps=1)
+    for _ in range(2):
+        value, gradient = step(table, words)
+        expected_value, expected = jax.value_and_grad(loss)(table, words)
+        np.testing.assert_allclose(value, expected_value)
+        np.testing.assert_allclose(gradient, expected, 1e-6)
+    assert step.plan.leaves[""].capacity is not None
+
+
+def test_autotune_refuses():
+    with pytest.raises(ValueError, match="steps=0"):
+        zen.autotune(lambda plan: None, cluster=SLOW, steps=0)
+    ignores = zen.autotune(lambda plan: lambda x: x, cluster=SLOW, steps=1)
+    with pytest.raises(ValueError, match="no step"):
+        ignores(1)
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+names = st.text(min_size=0, max_size=5)
+leaf_plans = st.builds(
+    zen.LeafPlan,
+    shape=st.lists(st.integers(0, 9), max_size=3).map(tuple),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    scheme=st.sampled_from(zen.schemes.names()),
+    unit=st.integers(1, 512),
+    capacity=st.none() | st.lists(st.integers(1, 10**6), max_size=4).map(tuple),
+    push_format=st.sampled_from(["coo", "bitmap", "auto"]),
+    pull_format=st.sampled_from(["coo", "hash_bitmap", "dense"]),
+    bucket=st.none() | st.integers(0, 3),
+)
+
+
+@given(st.builds(zen.Plan, st.integers(1, 4096), st.dictionaries(names, leaf_plans, max_size=3), st.integers(0, 9)))
+def test_round_trip(tmp_path_factory, plan):
+    path = tmp_path_factory.getbasetemp() / "plan.json"
+    plan.save(path)
+    assert zen.Plan.load(path) == plan
+    assert str(plan)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scheme": "zeno"},
+        {"capacity": [0, 3]},
+        {"capacity": 3},
+        {"capacity": ["a"]},
+        {"unit": "row"},
+        {"shape": 4},
+        {"shape": [-1]},
+        {"pull_format": "zip"},
+        {"bucket": -1},
+        {"colour": "red"},
+    ],
+)
+def test_bad_leaves(tmp_path, change):
+    PLAN.save(tmp_path / "plan.json")
+    document = json.loads((tmp_path / "plan.json").read_text())
+    document["leaves"]["table"] |= change
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=r"plan\.json holds no usable plan"):
+        zen.Plan.load(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
+    "change", [{"version": 0}, {"zen_jax": "profile"}, {"n": 0}, {"n": "4"}, {"seed": -1}, {"leaves": 3}]
+)
+def test_bad_files(tmp_path, change):
+    PLAN.save(tmp_path / "plan.json")
+    document = json.loads((tmp_path / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps(document | change))
+    with pytest.raises(ValueError, match=r"plan\.json"):
+        zen.Plan.load(tmp_path / "plan.json")
+
+
+def test_a_loaded_plan_is_checked_against_the_gradients(tmp_path):
+    """A file for other shapes, workers or seeds is refused before anything is traced."""
+    params = jax.tree.map(lambda g: jnp.zeros(g.shape[1:]), GRADIENTS)
+    PLAN.save(tmp_path / "plan.json")
+    plan = zen.Plan.load(tmp_path / "plan.json")
+    zen.synchronize("data", plan=plan).init(params)
+    with pytest.raises(ValueError, match="seed"):
+        zen.synchronize("data", plan=plan, seed=1).init(params)
+    with pytest.raises(ValueError, match="table of float32"):
+        zen.synchronize("data", plan=plan).init(params | {"table": jnp.zeros((1024, 32))})
+    with pytest.raises(ValueError, match="3 workers"):
+        step(zen.synchronize(harness.AXIS, plan=replace(plan, n=3)), GRADIENTS)

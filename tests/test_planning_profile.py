@@ -1,0 +1,203 @@
+"""Profiles say of gradients what NumPy counts in them, stacked or live in a training step."""
+
+import itertools
+import json
+
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from cases import sparse
+from hypothesis import given
+from hypothesis import strategies as st
+
+import zen_jax as zen
+from zen_jax.planning import statistics
+from zen_jax.planning.profile import candidate_widths, leaf_profile
+
+SEED = 3
+
+
+def expected(stack, width):
+    """Section 2.1's characteristics of gradients [n, ...] in units of `width` elements, in float64, set by set."""
+    n, flat = len(stack), stack.reshape(len(stack), -1)
+    flat = np.pad(flat, ((0, 0), (0, -flat.shape[1] % width)))
+    touched = np.stack([oracle.is_nonzero(x.reshape(-1, width)) for x in flat])
+    sets, units = [set(np.flatnonzero(mask)) for mask in touched], touched.shape[1]
+    subsets = {k: list(itertools.combinations(sets, k)) for k in range(1, n + 1)}
+    pairs = [len(a & b) / min(len(a), len(b)) for a, b in itertools.combinations(sets, 2) if a and b]
+    power = 1 << (n.bit_length() - 1)
+    stages = [sets]
+    if power < n:
+        stages.append([a | b for a, b in zip(sets, sets[power:] + [set()] * (2 * power - n), strict=False)])
+    while len(stages[-1]) > 1:
+        stages.append([a | b for a, b in zip(stages[-1][0::2], stages[-1][1::2], strict=True)])
+
+    def segments(mask, parts):
+        size = -(-units // parts)
+        return [mask[i * size : (i + 1) * size].sum() for i in range(parts)]
+
+    def hashed(mask):
+        return np.bincount(oracle.server_of(np.flatnonzero(mask), n, SEED), minlength=n).max(initial=0)
+
+    def skewness(parts):
+        each = [parts * max(segments(mask, parts)) / mask.sum() for mask in touched if mask.any()]
+        return np.mean(each) if each else 1.0
+
+    union = touched.any(axis=0)
+    return {
+        "units": units,
+        "unions": [np.mean([len(set.union(*each)) for each in subsets[k]]) for k in subsets],
+        "overlap": np.mean(pairs) if pairs else 0.0,
+        "partition_skewness": {parts: skewness(parts) for parts in statistics.partitions(n)},
+        "groups": [max(map(len, stage)) for stage in stages],
+        "push": max(hashed(mask) for mask in touched),
+        "pull": hashed(union),
+        "contiguous_push": max(max(segments(mask, n)) for mask in touched),
+        "contiguous_pull": max(segments(union, n)),
+    }
+
+
+def assert_profiled(unit, wanted):
+    for name, value in wanted.items():
+        actual = getattr(unit, name)
+        if isinstance(value, dict):
+            assert set(actual) == set(value)
+            actual, value = [actual[key] for key in value], list(value.values())
+        np.testing.assert_allclose(actual, value, 1e-6, err_msg=f"{name} at {unit.width} elements")
+
+
+@pytest.mark.parametrize(
+    "n,shape,density", [(1, (7, 4), 0.5), (3, (37, 32), 0.1), (4, (300,), 0.05), (5, (11, 6), 0.6)]
+)
+def test_equals_numpy(n, shape, density):
+    stack = sparse(np.random.default_rng(n), n, shape, density, by_row=n != 3)
+    stack[0].flat[:3] = [np.nan, -0.0, 1e-40]  # NaN and subnormals are non-zero, -0.0 is not
+    leaf = zen.profile(jnp.asarray(stack), seed=SEED).leaves[""]
+    assert set(leaf.units) == set(candidate_widths(shape, n))
+    for width, unit in leaf.units.items():
+        assert_profiled(unit, expected(stack, width))
+
+
+def test_units():
+    """Elements, rows, any number of columns that divides one; what was not measured is refused."""
+    stack = jnp.asarray(sparse(np.random.default_rng(0), 2, (20, 12), 0.2))
+    for unit, width in {"element": 1, "row": 12, 4: 4}.items():
+        leaf = zen.profile(stack, unit=unit, seed=SEED).leaves[""]
+        assert list(leaf.units) == [width]
+        assert_profiled(leaf.at(unit, 2), expected(np.asarray(stack), width))
+        with pytest.raises(ValueError, match="was not profiled"):
+            leaf.at(6, 2)
+
+
+masks = st.lists(st.lists(st.booleans(), min_size=40, max_size=40), min_size=4, max_size=4)
+
+
+@given(masks)
+def test_invariants(mask):
+    """1 <= densification(k) <= k and it grows ever slower; 1 <= skewness <= partitions; 0 <= overlap <= 1."""
+    unit = zen.profile(jnp.asarray(mask, jnp.float32), unit="element").leaves[""].at("element", 4)
+    ratios = np.array([unit.densification(k) for k in range(1, 5)])
+    assert (ratios >= 1 - 1e-9).all()
+    assert (ratios <= np.arange(1, 5) + 1e-9).all()
+    assert (np.diff(ratios, n=2) <= 1e-9).all()
+    assert all(1 <= unit.skewness(parts) <= parts for parts in unit.partition_skewness)
+    assert 0 <= unit.overlap <= 1
+    assert unit.groups[0] <= unit.unions[-1] + 1e-9
+    assert unit.pull >= unit.unions[-1] / 4 - 1e-9
+
+
+def test_steps_merge():
+    """Of several steps means, but the fullest message of all."""
+    rng = np.random.default_rng(0)
+    steps = [sparse(rng, 3, (50, 8), density) for density in (0.1, 0.4)]
+    both = zen.profile(*map(jnp.asarray, steps), unit="row", seed=SEED)
+    assert both.steps == 2
+    apart = [expected(step, 8) for step in steps]
+    for name in ("unions", "overlap"):
+        np.testing.assert_allclose(getattr(both.leaves[""].units[8], name), np.mean([e[name] for e in apart], axis=0))
+    for name in ("groups", "push", "pull", "contiguous_push", "contiguous_pull"):
+        np.testing.assert_array_equal(getattr(both.leaves[""].units[8], name), np.max([e[name] for e in apart], axis=0))
+
+
+def test_sample_of_a_large_leaf():
+    """A sample of a fifth of the units comes near the whole, in means and in messages that must fit."""
+    stack = jnp.asarray(sparse(np.random.default_rng(0), 2, (1 << 15, 4), 0.1, by_row=False))
+
+    def count(x):
+        return statistics.count([statistics.touched(x, (1,), limit=1 << 14)[1]], "w", seed=0)[0]
+
+    counts = jax.tree.map(lambda x: np.asarray(x[0]), jax.jit(jax.vmap(count, axis_name="w"))(stack))
+    sampled = leaf_profile((1 << 15, 4), "float32", [{1: counts}]).units[1]
+    whole = zen.profile(stack, unit="element").leaves[""].units[1]
+    assert int(counts.units) < whole.units / 4
+    assert sampled.units == whole.units
+    np.testing.assert_allclose(sampled.unions, whole.unions, 0.05)
+    for name in ("push", "pull"):
+        assert whole.push <= getattr(sampled, name)
+        np.testing.assert_allclose(getattr(sampled, name), getattr(whole, name), 0.15)
+
+
+# --- live -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", harness.MODES)
+def test_live(mode):
+    """Watched inside a step, large leaves have the profile that their stacked gradients have."""
+    n, rng = 4, np.random.default_rng(0)
+    gradients = {"bias": sparse(rng, n, (7,), 1.0), "table": sparse(rng, n, (4096, 64), 0.05)}
+    profiler = zen.Profiler()
+    transform = zen.synchronize(harness.AXIS, plan=profiler, scheme="dense", seed=SEED)
+    step = harness.spmd(lambda g: transform.update(g, None)[0], mode, n)
+    for _ in range(2):
+        step(gradients)
+    live, stacked = profiler.profile(), zen.profile({"table": jnp.asarray(gradients["table"])}, seed=SEED)
+    assert (live.n, live.seed, live.steps) == (n, SEED, 2)
+    assert live.leaves["table"] == stacked.leaves["table"]
+    assert live.leaves["bias"].units == {}
+
+
+def test_profiler_without_steps():
+    with pytest.raises(ValueError, match="no step"):
+        zen.Profiler().profile()
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+PROFILE = zen.profile({"table": jnp.asarray(sparse(np.random.default_rng(0), 3, (20, 8), 0.2))}, unit="row", seed=SEED)
+
+
+def test_table():
+    text = str(PROFILE)
+    assert "3 workers" in text
+    assert "table" in text
+
+
+def test_round_trip(tmp_path):
+    PROFILE.save(tmp_path / "profile.json")
+    assert zen.SparsityProfile.load(tmp_path / "profile.json") == PROFILE
+
+
+def test_bad_files(tmp_path):
+    path = tmp_path / "profile.json"
+    PROFILE.save(path)
+    good = json.loads(path.read_text())
+    bad = {
+        "is no zen_jax profile": ["", "{", "[]", json.dumps(good | {"zen_jax": "plan"})],
+        "version": [json.dumps(good | {"version": 99})],
+        "no usable profile": [
+            json.dumps({key: value for key, value in good.items() if key != "leaves"}),
+            json.dumps(good | {"leaves": [1]}),
+            json.dumps(good | {"leaves": {"table": {"shape": [20, 8], "dtype": "float32", "units": {"8": {}}}}}),
+            json.dumps(good | {"n": "many"}),
+        ],
+    }
+    for message, texts in bad.items():
+        for text in texts:
+            path.write_text(text)
+            with pytest.raises(ValueError, match=message):
+                zen.SparsityProfile.load(path)
+    with pytest.raises(OSError):
+        zen.SparsityProfile.load(tmp_path / "missing.json")

@@ -1,0 +1,82 @@
+"""`autotune`: a training step that profiles its first calls, plans, and goes on with the plan."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax
+
+from zen_jax import errors
+from zen_jax.planning.cluster import Cluster
+from zen_jax.planning.live import Profiler
+from zen_jax.planning.plan import ORDERED, Plan, plan
+from zen_jax.planning.profile import SparsityProfile
+
+Step = Callable[..., Any]
+
+
+class Autotuned:
+    """The step that `autotune` makes. `profile` and `plan` are None until it has planned."""
+
+    def __init__(
+        self, make_step: Callable[[Plan | Profiler], Step], cluster: Cluster, steps: int, schemes: Collection[str]
+    ) -> None:
+        self.profile: SparsityProfile | None = None
+        self.plan: Plan | None = None
+        self._make_step, self._cluster, self._schemes = make_step, cluster, schemes
+        self._to_profile = steps
+        self._profiler = Profiler()
+        self._step = make_step(self._profiler)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        results = self._step(*args, **kwargs)
+        if self.plan is None:
+            self._to_profile -= 1
+            if not self._to_profile:
+                jax.block_until_ready(results)
+                self.profile = self._profiler.profile()
+                self.plan = plan(self.profile, self._cluster, schemes=self._schemes)
+                self._step = self._make_step(self.plan)
+        return results
+
+
+def autotune(
+    make_step: Callable[[Plan | Profiler], Step],
+    *,
+    cluster: Cluster,
+    steps: int = 4,
+    schemes: Collection[str] = ORDERED,
+) -> Autotuned:
+    """Profiles the first calls of a training step, plans, and goes on with the plan: two compilations in all.
+
+    Every process must call it alike; all reach the same plan. Gradients that later outgrow the plan are seen in `info`
+    (`rounds` above 1) and lose nothing.
+
+    Args:
+      make_step: from a plan to a step, compiled as you like; hands the plan to `zen_jax.synchronize` or
+        `zen_jax.value_and_grad` and does nothing else with it. Called twice.
+      cluster: the links, typed or from `zen_jax.calibrate`.
+      steps: calls that are profiled.
+      schemes: as in `zen_jax.plan`.
+
+    Returns:
+      A step with the arguments and results of those that `make_step` makes, and the attributes `profile` and `plan`.
+
+    Raises:
+      ValueError: for steps below 1; when planning, for a cluster of another size, or a step that ignored its plan.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from zen_jax.transforms.synchronize import synchronize
+    >>> def make_step(plan):
+    ...     optimizer = synchronize("data", plan=plan)
+    ...     return jax.jit(jax.vmap(lambda g: optimizer.update(g, None)[0], axis_name="data"))
+    >>> step = autotune(make_step, cluster=Cluster(hosts=2, inter_gbps=1), steps=2)
+    >>> gradients = jnp.zeros((2, 5000, 64)).at[:, :50].set(1.0)  # two workers
+    >>> for _ in range(3):
+    ...     reduced = step(gradients)
+    >>> step.plan.leaves[""].scheme
+    'agsparse'
+
+    Source: ZEN (OSDI 2025), section 3.
+    """
+    errors.check_at_least("steps", steps, 1)
+    return Autotuned(make_step, cluster, steps, schemes)

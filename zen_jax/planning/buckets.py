@@ -1,0 +1,30 @@
+"""Small leaves travel together: which of them share one message."""
+
+from collections.abc import Hashable, Sequence
+
+DENSE_BELOW = 1 << 20  # bytes under which a leaf costs latency rather than bytes
+BUCKET_BYTES = 128 << 20
+
+
+def buckets(leaves: Sequence[tuple[Hashable, int]], bucket_bytes: int) -> list[list[int]]:
+    """Puts leaves of one kind, such as a dtype, into buckets of at most `bucket_bytes` where they can.
+
+    Args:
+      leaves: (kind, bytes) of each leaf.
+
+    Returns:
+      Indices of the leaves in each bucket, in order.
+
+    >>> buckets([("f32", 40), ("f16", 10), ("f32", 50), ("f32", 20)], 100)
+    [[0, 2], [1], [3]]
+    """
+    found: list[list[int]] = []
+    room: dict[Hashable, tuple[list[int], int]] = {}
+    for i, (kind, nbytes) in enumerate(leaves):
+        bucket, used = room.get(kind, ([], bucket_bytes + 1))
+        if used + nbytes > bucket_bytes:
+            bucket, used = [], 0
+            found.append(bucket)
+        bucket.append(i)
+        room[kind] = (bucket, used + nbytes)
+    return found

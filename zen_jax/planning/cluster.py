@@ -1,0 +1,124 @@
+"""The cluster: how many hosts and devices, and how fast its links and devices are."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from zen_jax import errors
+
+COLLECTIVES = ("all_to_all", "all_gather", "psum", "permute")
+_POINT_TO_POINT = ("all_to_all", "permute")
+
+
+@dataclass(frozen=True)
+class Link:
+    """A measured collective: each of its steps takes `latency_us`, its bytes travel at `gbps` for each worker."""
+
+    latency_us: float
+    gbps: float
+
+    def __post_init__(self) -> None:
+        errors.check_positive("gbps", self.gbps)
+        errors.check_not_negative("latency_us", self.latency_us)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A measured kernel: seconds for each byte of the dense tensor, and for each byte of its non-zero units."""
+
+    dense: float
+    nonzero: float
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Workers on hosts, for the cost model. Type what you know, or measure it with `zen_jax.calibrate`.
+
+    Args:
+      hosts: machines.
+      devices_per_host: devices, each a worker, on a machine.
+      inter_gbps: bandwidth of one machine's link, each way, in Gbit/s.
+      intra_gbps: bandwidth of one device to others on its machine, each way, in Gbit/s; None for `inter_gbps`.
+      latency_us: time of one step of a collective, in microseconds.
+      collectives: measured links by collective; they stand in for the figures above.
+      kernels: measured rates by kernel; without them computing counts for nothing beside sending.
+
+    Raises:
+      ValueError: for counts below 1, bandwidths that are not positive or a negative latency.
+
+    >>> cluster = Cluster(hosts=4, inter_gbps=8, latency_us=100)
+    >>> cluster.workers, round(cluster.seconds("psum", 1e6, n=4), 6)
+    (4, 0.0012)
+    """
+
+    hosts: int
+    devices_per_host: int = 1
+    inter_gbps: float = 25.0
+    intra_gbps: float | None = None
+    latency_us: float = 50.0
+    collectives: Mapping[str, Link] = field(default_factory=dict)
+    kernels: Mapping[str, Rate] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        errors.check_at_least("hosts", self.hosts, 1)
+        errors.check_at_least("devices_per_host", self.devices_per_host, 1)
+        errors.check_positive("inter_gbps", self.inter_gbps)
+        if self.intra_gbps is not None:
+            errors.check_positive("intra_gbps", self.intra_gbps)
+        errors.check_not_negative("latency_us", self.latency_us)
+        for name in self.collectives:
+            errors.check_choice("collectives", name, COLLECTIVES)
+
+    @property
+    def workers(self) -> int:
+        return self.hosts * self.devices_per_host
+
+    def check_workers(self, n: int) -> None:
+        """Raises a ValueError unless n workers are this cluster's devices, or its hosts with devices reduced first."""
+        if n not in (self.workers, self.hosts):
+            raise ValueError(
+                f"the profile is of {n} workers, but the cluster has {self.hosts} hosts with {self.devices_per_host} "
+                "devices each. Profile as many workers as there are devices, or hosts."
+            )
+
+    def seconds(self, collective: str, nbytes: float, n: int) -> float:
+        """Time of one collective among n workers, of which each sends and receives `nbytes` bytes.
+
+        It takes ceil(log2 n) steps (a permute one). Where several devices share a machine's link, an all-gather and a
+        psum cross it once in a ring; what all-to-all and permute send to other machines competes for it.
+        """
+        steps = 1 if collective == "permute" else max(1, math.ceil(math.log2(n)))
+        if collective in self.collectives:
+            link = self.collectives[collective]
+            return steps * link.latency_us * 1e-6 + _transfer(nbytes, link.gbps)
+        inside = self.intra_gbps or self.inter_gbps
+        devices = self.devices_per_host if n == self.workers else 1
+        outside_share = (n - devices) / max(1, n - 1)
+        crossing = nbytes * outside_share * devices if collective in _POINT_TO_POINT else nbytes * (self.hosts > 1)
+        staying = nbytes * (1 - outside_share)
+        transfer = max(_transfer(crossing, self.inter_gbps), _transfer(staying, inside))
+        return steps * self.latency_us * 1e-6 + transfer
+
+    def seconds_inside(self, nbytes: float) -> float:
+        """Time to reduce-scatter and all-gather a dense tensor of `nbytes` bytes among the devices of each machine."""
+        devices = self.devices_per_host
+        if devices == 1:
+            return 0.0
+        steps = 2 * math.ceil(math.log2(devices))
+        moved = 2 * (devices - 1) / devices * nbytes
+        return steps * self.latency_us * 1e-6 + _transfer(moved, self.intra_gbps or self.inter_gbps)
+
+    def seconds_computing(self, kernel: str, dense: float, nonzero: float) -> float:
+        """Time of one kernel on a tensor of so many bytes, dense and non-zero; 0 where nobody measured."""
+        rate = self.kernels.get(kernel, Rate(0.0, 0.0))
+        return rate.dense * dense + rate.nonzero * nonzero
+
+    def fastest_gbps(self) -> float:
+        """The rate at which a worker can receive at best, for lower bounds."""
+        if self.collectives:
+            return max(link.gbps for link in self.collectives.values())
+        return self.inter_gbps if self.hosts > 1 else self.intra_gbps or self.inter_gbps
+
+
+def _transfer(nbytes: float, gbps: float) -> float:
+    return nbytes * 8 / (gbps * 1e9)

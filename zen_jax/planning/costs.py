@@ -1,0 +1,206 @@
+"""What each scheme would send and compute for one leaf: Equations 1 and 2 with all that they leave out.
+
+A candidate is a scheme at one unit, with formats and capacities. Its bytes are those that the scheme counts into
+`Info`: messages with their room, indices, bitmaps and agreed counts, (n-1) of each. Its time adds latency and kernels.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+
+from zen_jax.formats import coo
+from zen_jax.formats.tensor_block import BLOCK
+from zen_jax.formats.words import WORD_BYTES
+from zen_jax.kernels.aggregate import accumulator_dtype
+from zen_jax.planning.cluster import Cluster
+from zen_jax.planning.profile import LeafProfile, UnitProfile
+from zen_jax.schemes import push
+from zen_jax.schemes.dense import dense_bytes
+from zen_jax.schemes.partitioning import Contiguous, Partitioning, TileRotation
+from zen_jax.schemes.pull import pull_format
+from zen_jax.schemes.servers import COUNT_BYTES
+from zen_jax.schemes.sparcml import stages
+
+HEADROOM = 1.03  # by how much a planned capacity exceeds the fullest message measured
+PUSH_FORMATS = ("coo", "bitmap")
+PULL_FORMATS = ("hash_bitmap", "coo", "dense")
+
+
+class Exchange(NamedTuple):
+    """One collective, and the bytes that each worker sends and receives in it."""
+
+    collective: str
+    nbytes: float
+
+
+class Work(NamedTuple):
+    """One kernel, and the bytes of the tensor that it reads or writes: dense, and in non-zero units."""
+
+    kernel: str
+    dense: float
+    nonzero: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way for a leaf to travel."""
+
+    scheme: str
+    unit: int
+    capacity: tuple[int, ...] | None
+    exchanges: tuple[Exchange, ...]
+    work: tuple[Work, ...]
+    push_format: str = "coo"
+    pull_format: str = "hash_bitmap"
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes that a worker pushes and pulls."""
+        return sum(exchange.nbytes for exchange in self.exchanges)
+
+    def seconds(self, cluster: Cluster, n: int) -> float:
+        """Time among n workers, one collective or kernel after the other."""
+        sending = sum(cluster.seconds(*exchange, n) for exchange in self.exchanges)
+        return sending + self.seconds_computing(cluster)
+
+    def seconds_computing(self, cluster: Cluster) -> float:
+        return sum(cluster.seconds_computing(*work) for work in self.work)
+
+
+def candidates(leaf: LeafProfile, n: int) -> Iterator[Candidate]:
+    """Every candidate for a leaf, the widest units first; the dense ones alone where nothing was measured."""
+    yield from _dense(leaf, n)
+    columns = int(np.prod(leaf.shape[1:], dtype=np.int64))
+    if n == 1:
+        return
+    for width in sorted(leaf.units, reverse=True):
+        unit = leaf.units[width]
+        if width == BLOCK:
+            yield _contiguous("omnireduce", unit, leaf, n)
+        if columns % width:
+            continue
+        yield from _zen(unit, leaf, n)
+        yield _agsparse(unit, leaf, n)
+        yield _sparcml(unit, leaf, n)
+        yield _contiguous("sparse_ps", unit, leaf, n)
+
+
+def lower_bound(leaf: LeafProfile, n: int) -> float:
+    """Least bytes that a worker receives: every non-zero that another worker has, once and without an index."""
+    if n == 1:
+        return 0.0
+    if not leaf.units:
+        return float(leaf.nbytes)
+    finest = leaf.units[min(leaf.units)]
+    return finest.unions[n - 2] * finest.width * np.dtype(leaf.dtype).itemsize
+
+
+def planned(count: int, size: int) -> int:
+    """Capacity for a fullest message of `count` units, of at most `size`."""
+    return min(size, max(1, ceil(count * HEADROOM)))
+
+
+def _dense(leaf: LeafProfile, n: int) -> Iterator[Candidate]:
+    half = dense_bytes(leaf.elements, np.dtype(leaf.dtype), n)
+    ordered = (Exchange("all_to_all", half), Exchange("all_gather", half))
+    yield Candidate("dense_ordered", 1, None, ordered, (Work("sum", leaf.nbytes, 0),))
+    # 16-bit floats are summed in float32, which psum does not.
+    exact = accumulator_dtype(np.dtype(leaf.dtype)) == np.dtype(leaf.dtype)
+    yield Candidate("dense", 1, None, (Exchange("psum", 2 * half),) if exact else ordered, ())
+
+
+def _zen(unit: UnitProfile, leaf: LeafProfile, n: int) -> Iterator[Candidate]:
+    """Equation 1, the union as measured in place of gamma^n d, and messages as full as the fullest."""
+    hashed = TileRotation(unit.units, n, seed=0)
+    for pushed in PUSH_FORMATS:
+        for pulled in PULL_FORMATS:
+            candidate, falls_back = _on_servers(hashed, unit, leaf, n, (unit.push, unit.pull), pushed, pulled)
+            if not falls_back:
+                yield Candidate("auto", unit.width, *candidate, pushed, pulled)
+            yield Candidate("zen", unit.width, *candidate, pushed, pulled)
+
+
+def _contiguous(scheme: str, unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
+    """Equation 1 with the skewness ratio in it (appendix B.1)."""
+    ranges, fullest = Contiguous(unit.units, n), (unit.contiguous_push, unit.contiguous_pull)
+    candidate, _ = _on_servers(ranges, unit, leaf, n, fullest, "coo", "coo")
+    # OmniReduce cuts its blocks itself, whatever the unit.
+    return Candidate(scheme, 1 if scheme == "omnireduce" else unit.width, *candidate, "coo", "coo")
+
+
+def _on_servers(
+    partitioning: Partitioning,
+    unit: UnitProfile,
+    leaf: LeafProfile,
+    n: int,
+    fullest: tuple[int, int],
+    push_format: str,
+    pull_name: str,
+) -> tuple[tuple, bool]:
+    """Capacity, exchanges and work of a scheme with servers, and whether "auto" would go dense."""
+    width, dtype, size = unit.width, np.dtype(leaf.dtype), partitioning.size
+    capacity = tuple(planned(count, size) for count in fullest)
+    pulled = pull_format(pull_name, partitioning, width, dtype)
+
+    def push_bytes(capacity: int) -> int:
+        return push.message_bytes(push_format, size, capacity, width, dtype) + COUNT_BYTES
+
+    header = pulled.message_bytes(0) if pull_name != "dense" else WORD_BYTES
+    body = pulled.message_bytes(capacity[1]) - header
+    exchanges = (
+        Exchange("all_gather", (n - 1) * COUNT_BYTES),
+        Exchange("all_to_all", (n - 1) * (push_bytes(capacity[0]) - COUNT_BYTES)),
+        Exchange("all_gather", (n - 1) * header),
+        Exchange("all_gather", (n - 1) * body),
+    )
+    whole, unit_bytes = leaf.nbytes, width * dtype.itemsize
+    sent, union = unit.nonzero * unit_bytes, unit.unions[-1] * unit_bytes
+    pushing = {
+        "coo": (Work("aggregate", whole / n, sent),),
+        "bitmap": (Work("decode", whole, sent), Work("sum", whole, 0)),
+    }
+    pulling = {
+        "hash_bitmap": (Work("encode", whole / n, union / n), Work("decode", whole, union)),
+        "coo": (Work("partition", whole / n, union / n), Work("aggregate", whole, union)),
+        "dense": (Work("decode", whole, whole),),
+    }
+    copied = Work("copy", 2 * n * (push_bytes(capacity[0]) + body), 0)
+    work = (Work("partition", whole, sent), *pushing[push_format], *pulling[pull_name], copied)
+    dearest = push_bytes(capacity[0]) + pulled.message_bytes(min(size, n * capacity[0]))
+    return (capacity, exchanges, work), dearest > 2 * size * unit_bytes
+
+
+def _agsparse(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
+    dtype = np.dtype(leaf.dtype)
+    capacity = planned(unit.groups[0], unit.units)
+    message = coo.message_bytes(capacity, unit.width, dtype)
+    exchanges = (Exchange("all_gather", (n - 1) * WORD_BYTES), Exchange("all_gather", (n - 1) * message))
+    sent = unit.nonzero * unit.width * dtype.itemsize
+    work = (
+        Work("partition", leaf.nbytes, sent),
+        Work("aggregate", leaf.nbytes, n * sent),
+        Work("copy", 2 * n * message, 0),
+    )
+    return Candidate("agsparse", unit.width, (capacity,), exchanges, work)
+
+
+def _sparcml(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
+    """Equation 2, dense from where two partial sums could fill the dense tensor, partial sums as they accumulate."""
+    dtype = np.dtype(accumulator_dtype(np.dtype(leaf.dtype)))
+    unit_bytes = unit.width * dtype.itemsize
+    whole = unit.units * unit_bytes
+    dense_from = -(-whole // (WORD_BYTES + unit_bytes))
+    capacities, exchanges, work, dense = [], [], [], False
+    for count, _ in zip(unit.groups, stages(n), strict=False):
+        capacity = planned(count, max(1, dense_from - 1))
+        dense = dense or count >= dense_from
+        message = whole if dense else coo.message_bytes(capacity, unit.width, dtype)
+        capacities.append(capacity)
+        exchanges += [Exchange("all_gather", (n - 1) * WORD_BYTES), Exchange("permute", message)]
+        held = count * unit_bytes
+        work += [Work("partition", whole, held), Work("aggregate", whole, 2 * held), Work("copy", 4 * message, 0)]
+        dense = dense or 2 * count >= dense_from
+    return Candidate("sparcml", unit.width, tuple(capacities), tuple(exchanges), tuple(work))

@@ -1,0 +1,112 @@
+"""`estimate`: seconds and bytes of every scheme for every leaf, beside the lower bound."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zen_jax.planning.cluster import Cluster
+from zen_jax.planning.costs import Candidate, candidates, lower_bound
+from zen_jax.planning.profile import SparsityProfile
+from zen_jax.planning.table import table
+from zen_jax.schemes import registry
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """A candidate and what it would take in one step."""
+
+    candidate: Candidate
+    seconds: float
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes that a worker pushes and pulls."""
+        return self.candidate.nbytes
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The least that any scheme could: bytes that a worker receives, and seconds at the link's full rate."""
+
+    nbytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """For every leaf each scheme at its best unit and formats. `str(estimate)` is a table."""
+
+    n: int
+    leaves: Mapping[str, Mapping[str, Estimated]]  # by leaf, then by scheme
+    bounds: Mapping[str, Bound]
+
+    def best(self, leaf: str, schemes: Collection[str]) -> Estimated:
+        """The fastest of some schemes for a leaf; the first of equals in the order of `schemes`."""
+        known = self.leaves[leaf]
+        return min((known[scheme] for scheme in schemes if scheme in known), key=lambda each: each.seconds)
+
+    def total(self, scheme: str) -> tuple[float, float]:
+        """Seconds and bytes of all leaves under one scheme; dense_ordered for a leaf that it cannot take."""
+        each = [schemes.get(scheme, schemes["dense_ordered"]) for schemes in self.leaves.values()]
+        return sum(one.seconds for one in each), sum(one.nbytes for one in each)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        leaves = {
+            leaf: {
+                scheme: {"seconds": each.seconds, "bytes": each.nbytes, "unit": each.candidate.unit}
+                for scheme, each in schemes.items()
+            }
+            | {"lower bound": {"seconds": self.bounds[leaf].seconds, "bytes": self.bounds[leaf].nbytes}}
+            for leaf, schemes in self.leaves.items()
+        }
+        return {"n": self.n, "leaves": leaves}
+
+    def __str__(self) -> str:
+        rows = [("leaf", "scheme", "unit", "MB", "ms")]
+        for leaf, schemes in self.leaves.items():
+            for scheme, each in sorted(schemes.items(), key=lambda item: item[1].seconds):
+                unit = str(each.candidate.unit) if each.candidate.capacity else "any"
+                rows.append((leaf, scheme, unit, f"{each.nbytes / 1e6:.3f}", f"{each.seconds * 1e3:.3f}"))
+            bound = self.bounds[leaf]
+            rows.append((leaf, "lower bound", "", f"{bound.nbytes / 1e6:.3f}", f"{bound.seconds * 1e3:.3f}"))
+        return f"estimate for {self.n} workers, MB pushed and pulled by each\n{table(rows)}"
+
+
+def estimate(profile: SparsityProfile, cluster: Cluster) -> Estimate:
+    """Estimates what every scheme would take to synchronise profiled gradients, each leaf by itself.
+
+    Args:
+      profile: from `zen_jax.profile`, of as many workers as the cluster has devices; or of as many as it has hosts:
+        then the devices of a host reduce and gather among themselves, dense, and each synchronises its share.
+      cluster: the links.
+
+    Returns:
+      An Estimate. Bytes are of one worker (one host), pushed and pulled, room in messages included.
+
+    Raises:
+      ValueError: for a profile of another number of workers.
+
+    >>> import jax.numpy as jnp
+    >>> from zen_jax.planning.profile import profile
+    >>> gradients = {"table": jnp.zeros((4, 1000, 64)).at[:, :20].set(1.0)}
+    >>> found = estimate(profile(gradients), Cluster(4, inter_gbps=1))
+    >>> found.best("table", ("dense", "zen")).candidate.scheme, f"{found.bounds['table'].nbytes:.0f}"
+    ('zen', '5120')
+
+    Source: ZEN (OSDI 2025), Equations 1 and 2 and section 4.
+    """
+    n = profile.n
+    cluster.check_workers(n)
+    leaves, bounds = {}, {}
+    for name, leaf in profile.leaves.items():
+        inside = cluster.seconds_inside(leaf.nbytes) if n != cluster.workers else 0.0
+        fastest: dict[str, Estimated] = {}
+        for candidate in candidates(leaf, n):
+            taken = Estimated(candidate, inside + candidate.seconds(cluster, n))
+            if candidate.scheme not in fastest or taken.seconds < fastest[candidate.scheme].seconds:
+                fastest[candidate.scheme] = taken
+        leaves[name] = {scheme: fastest[scheme] for scheme in registry.names() if scheme in fastest}
+        least = lower_bound(leaf, n)
+        bounds[name] = Bound(least, inside + least * 8 / (cluster.fastest_gbps() * 1e9))
+    return Estimate(n, leaves, bounds)

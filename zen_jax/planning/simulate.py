@@ -1,0 +1,153 @@
+"""`simulate`: what the schemes would take among more workers than were profiled."""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from zen_jax import errors
+from zen_jax.planning.cluster import Cluster
+from zen_jax.planning.estimate import Estimate, estimate
+from zen_jax.planning.plan import ORDERED
+from zen_jax.planning.profile import SparsityProfile, UnitProfile, fullest_bin
+from zen_jax.planning.table import table
+from zen_jax.schemes.sparcml import stages
+
+WORKERS = tuple(2**k for k in range(1, 13))
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Estimates for n workers, and which scheme a plan would choose for each leaf."""
+
+    n: int
+    estimate: Estimate
+    choice: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Estimates by number of workers. `str(simulation)` is a table of all leaves together."""
+
+    points: tuple[Simulated, ...]
+
+    def __str__(self) -> str:
+        leaves = (leaf for point in self.points for leaf in point.estimate.leaves.values())
+        schemes = list(dict.fromkeys(scheme for leaf in leaves for scheme in leaf))
+        rows = [("n", *(f"{scheme} ms" for scheme in schemes), "lower bound ms", "choice")]
+        for point in self.points:
+            seconds = (point.estimate.total(scheme)[0] for scheme in schemes)
+            bound = sum(bound.seconds for bound in point.estimate.bounds.values())
+            cells = (f"{each * 1e3:.2f}" for each in (*seconds, bound))
+            rows.append((str(point.n), *cells, ", ".join(dict.fromkeys(point.choice.values()))))
+        return table(rows)
+
+
+def simulate(
+    profile: SparsityProfile,
+    cluster: Cluster,
+    *,
+    workers: Sequence[int] = WORKERS,
+    schemes: Collection[str] = ORDERED,
+) -> Simulation:
+    """Estimates every scheme for other numbers of workers, on more or fewer of the cluster's hosts.
+
+    Beyond the workers profiled, the union of k workers' units grows as a power of k (Heaps' law) that falls with every
+    doubling as much as it last did, up to all units; the skewness ratio grows as the power of the number of partitions
+    that it last grew with. The fullest of n hashed messages with a mean of mu units holds mu + 6 sqrt(mu) (Theorem 2).
+
+    Args:
+      profile: of at least 2 workers.
+      cluster: its links; its number of hosts is that of the profile.
+      workers: numbers of workers; multiples of the devices of a host, or fewer.
+      schemes: as in `zen_jax.plan`.
+
+    Returns:
+      A Simulation.
+
+    Raises:
+      ValueError: for a profile of one worker or another cluster, or numbers of workers that hosts cannot hold.
+
+    >>> import jax.numpy as jnp
+    >>> from zen_jax.planning.profile import profile
+    >>> gradients = jnp.zeros((4, 10_000, 64)).at[:, :50].set(1.0)
+    >>> print([point.choice[""] for point in simulate(profile(gradients), Cluster(4), workers=(4, 4096)).points])
+    ['agsparse', 'auto']
+    """
+    cluster.check_workers(profile.n)
+    errors.check_at_least("the profile's n", profile.n, 2)
+    flat = profile.n == cluster.workers
+    points = []
+    for n in workers:
+        errors.check_at_least("workers", n, 2)
+        errors.check_workers(n)
+        devices = min(n, cluster.devices_per_host)
+        if flat and n % devices:
+            raise ValueError(f"workers={n} do not fill hosts of {devices} devices. Use multiples of {devices}.")
+        resized = replace(cluster, hosts=n // devices, devices_per_host=devices) if flat else replace(cluster, hosts=n)
+        estimated = estimate(for_workers(profile, n), resized)
+        choice = {leaf: estimated.best(leaf, schemes).candidate.scheme for leaf in profile.leaves}
+        points.append(Simulated(n, estimated, choice))
+    return Simulation(tuple(points))
+
+
+def for_workers(profile: SparsityProfile, n: int) -> SparsityProfile:
+    """The profile that n workers would likely have."""
+    if n == profile.n:
+        return profile
+    leaves = {
+        name: replace(leaf, units={width: _unit_for(unit, n) for width, unit in leaf.units.items()})
+        for name, leaf in profile.leaves.items()
+    }
+    return replace(profile, n=n, leaves=leaves)
+
+
+def _unit_for(unit: UnitProfile, n: int) -> UnitProfile:
+    measured, size = len(unit.unions), -(-unit.units // n)
+    unions = _unions(unit, n)
+    fullest_worker = unit.groups[0]
+    uneven = fullest_worker / unit.nonzero if unit.nonzero else 1.0
+    sizes = [1] + [min(n, 2**s) for s in range(1, len(stages(n)) + 1)]
+    skew = _skewness(unit, n)
+    # How much more the summed units crowd than those of one worker, as measured.
+    pull_skew = unit.contiguous_pull * measured / unit.unions[-1] / unit.skewness(measured) if unit.nonzero else 1.0
+    return replace(
+        unit,
+        unions=tuple(map(float, unions)),
+        partition_skewness={**unit.partition_skewness, n: skew},
+        groups=tuple(min(unit.units, math.ceil(uneven * unions[k - 1])) for k in sizes),
+        push=min(size, fullest_bin(fullest_worker / n)),
+        pull=min(size, fullest_bin(unions[-1] / n)),
+        contiguous_push=min(size, math.ceil(fullest_worker * skew / n)),
+        contiguous_pull=min(size, math.ceil(unions[-1] * min(n, max(1.0, skew * pull_skew)) / n)),
+    )
+
+
+def _unions(unit: UnitProfile, n: int) -> np.ndarray:
+    """Mean non-zero units in the sum of 1 to n workers."""
+    known = np.asarray(unit.unions)
+    measured = known.size
+    if n <= measured or not unit.nonzero:
+        return np.resize(known[:n], n)
+    doublings = np.log2(np.arange(measured + 1, n + 1) / measured)
+    last = _growth(known, measured)
+    slowing = min(0.0, last - _growth(known, measured // 2)) if measured >= 4 else 0.0
+    growth = last * doublings + slowing * doublings * (doublings + 1) / 2
+    grown = known[-1] * np.exp2(np.maximum.accumulate(np.maximum(growth, 0.0)))
+    return np.concatenate([known, np.minimum(grown, unit.units)])
+
+
+def _growth(unions: np.ndarray, k: int) -> float:
+    """The power of k with which the union grew from k // 2 to k workers."""
+    half = k // 2
+    return math.log(unions[k - 1] / unions[half - 1]) / math.log(k / half)
+
+
+def _skewness(unit: UnitProfile, parts: int) -> float:
+    """By the numbers of partitions measured, straight in logarithms between and beyond them."""
+    known = dict(sorted({1: 1.0, **unit.partition_skewness}.items()))
+    x, y = np.log(list(known)), np.log(list(known.values()))
+    i = int(np.clip(np.searchsorted(x, math.log(parts)), 1, x.size - 1))
+    slope = (y[i] - y[i - 1]) / (x[i] - x[i - 1])
+    return float(np.clip(np.exp(y[i] + slope * (math.log(parts) - x[i])), 1.0, parts))

@@ -1,0 +1,197 @@
+"""What a profile counts, on the devices and under the named axis: who touched which unit, and how full messages get.
+
+Only bitmaps of touched units travel: each worker receives every worker's bits of an n-th of the units, counts there,
+and the counts are added up. A gradient's values stay where they are.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from zen_jax import _axis, kernels
+from zen_jax._typing import Array, AxisName
+from zen_jax.kernels._bits import BITS_PER_WORD, pack_bits, unpack_bits
+
+PARTITIONS = (2, 4, 8, 16, 32, 64, 128)  # for which the skewness ratio is taken, beside n
+_SAMPLED_TOGETHER = 1024  # elements that a sample takes in one piece
+
+
+class Counts(NamedTuple):
+    """Counts of one gradient at one unit, the same on every worker; int32 but for `skewness`."""
+
+    units: Array  # [] units looked at
+    together: Array  # [n, n] units that workers i and j both touch; on the diagonal those of worker i
+    sharers: Array  # [n] units that exactly 1 to n workers touch
+    groups: Array  # [stages + 1] most units that one partial sum of recursive doubling holds, before each stage
+    push: Array  # [] units in the fullest message to a hashed server
+    pull: Array  # [] units in the fullest shard of a hashed server
+    contiguous_push: Array  # [] as push, where server j owns the j-th n-th of the units
+    contiguous_pull: Array  # []
+    skewness: Array  # float32 [len(partitions(n))] mean over workers; 0 where no worker has a non-zero
+
+
+def partitions(n: int) -> tuple[int, ...]:
+    """Numbers of partitions for which `Counts.skewness` is taken."""
+    return tuple(sorted({*PARTITIONS, n}))
+
+
+def sample_stride(elements: int, widths: tuple[int, ...], limit: int | None) -> int:
+    """Of how many pieces of a gradient one is looked at, so that at most about `limit` of the finest units are.
+
+    >>> [sample_stride(1 << 20, widths, limit) for widths, limit in [((1,), None), ((1,), 1 << 18), ((16,), 1 << 18)]]
+    [1, 4, 1]
+    """
+    finest = elements // math.gcd(*widths)
+    pieces = elements // math.lcm(*widths, _SAMPLED_TOGETHER)
+    return 1 if limit is None or finest <= limit else max(1, min(-(-finest // limit), pieces // 2))
+
+
+class Touched(NamedTuple):
+    """Which units of one gradient this worker touched."""
+
+    bits: Array  # bool [units]
+    whole: bool  # whether these are all units, or a sample
+
+
+def touched(x: Array, widths: tuple[int, ...], limit: int | None) -> dict[int, Touched]:
+    """Which units of each width a gradient touches, found in one pass over it.
+
+    Args:
+      x: this worker's gradient, float of any shape but not empty.
+      widths: elements in a unit; the gradient is cut flat, and its last unit may be short.
+      limit: of the finest units about so many are looked at, every `sample_stride`-th piece; None for all.
+    """
+    stride = sample_stride(x.size, widths, limit)
+    flat = x.reshape(-1)
+    if stride > 1:
+        piece = math.lcm(*widths, _SAMPLED_TOGETHER)
+        flat = flat[: x.size // piece * piece].reshape(-1, piece)[::stride].reshape(-1)
+    finest = math.gcd(*widths)
+    base = jnp.pad(flat, (0, -flat.size % finest)).reshape(-1, finest)
+    words, _, _ = kernels.hash_bitmap_encode(base, 1)
+    bits = unpack_bits(words)[: base.shape[0]]
+
+    def coarser(ratio: int) -> Array:
+        return jnp.pad(bits, (0, -bits.size % ratio)).reshape(-1, ratio).any(axis=1)
+
+    return {width: Touched(coarser(width // finest), stride == 1) for width in widths}
+
+
+def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list[Counts]:
+    """Counts of gradients over a named axis, in two collectives however many they are.
+
+    Args:
+      bitmaps: what this worker touched, for each gradient and unit.
+      axis_name: the workers' axis.
+      seed: seed of the tile rotation.
+
+    Returns:
+      Counts for each bitmap. Those of a sample are of the sample, and their `push` and `pull` are 0: positions in a
+      sample say nothing of hashed servers.
+    """
+    n = _axis.axis_size(axis_name)
+    every_partition = np.asarray(partitions(n))
+    words = [pack_bits(bitmap.bits) for bitmap in bitmaps]
+    slices = [jnp.pad(w, (0, -w.size % n)).reshape(n, -1) for w in words]
+    received = _axis.all_to_all(jnp.concatenate(slices, axis=1), axis_name)  # everyone's bits of my units
+    ends = np.cumsum([each.shape[1] for each in slices])[:-1].tolist()
+
+    def fullest(bitmap: Touched, bits: Array) -> Array:
+        if not bitmap.whole:
+            return jnp.zeros((), jnp.int32)
+        return jnp.max(kernels.partition(bits.astype(jnp.float32), n, 1, seed=seed)[2])
+
+    def of_worker(bitmap: Touched, words: Array, received: Array) -> dict[str, Array | list[Array]]:
+        touching = jnp.sum(unpack_bits(received), axis=0, dtype=jnp.int32)
+        sharing = touching[None, :] == jnp.arange(1, n + 1, dtype=jnp.int32)[:, None]
+        groups = _partial_sums(received)
+        return {
+            "together": _ones(received[:, None, :] & received[None, :, :]),
+            "sharers": jnp.sum(sharing, axis=1, dtype=jnp.int32),
+            "groups": [_ones(group) for group in groups],
+            "union": lax.bitcast_convert_type(groups[-1][0], jnp.int32),
+            "push": fullest(bitmap, bitmap.bits),
+            "segments": _fullest_segments(words, bitmap.bits.size, every_partition),
+            "total": _ones(words),
+        }
+
+    local = [of_worker(*each) for each in zip(bitmaps, words, jnp.split(received, ends, axis=1), strict=True)]
+    return [
+        _counts(bitmap, every, every_partition, fullest)
+        for bitmap, every in zip(bitmaps, _gather_tree(local, axis_name), strict=True)
+    ]
+
+
+def _counts(
+    bitmap: Touched, every: dict[str, Any], parts: np.ndarray, fullest: Callable[[Touched, Array], Array]
+) -> Counts:
+    """Counts from every worker's [n, ...]: those of its n-th of the units add up, those of its gradient do not."""
+    units, n = bitmap.bits.size, every["push"].size
+    union = lax.bitcast_convert_type(every["union"], jnp.uint32).reshape(-1)
+    totals = jnp.maximum(every["total"], 1).astype(jnp.float32)
+    skewness = every["segments"].astype(jnp.float32) * parts.astype(np.float32)[None, :] / totals[:, None]
+    having = jnp.maximum(jnp.sum(every["total"] > 0), 1).astype(jnp.float32)
+    return Counts(
+        units=jnp.int32(units),
+        together=jnp.sum(every["together"], axis=0),
+        sharers=jnp.sum(every["sharers"], axis=0),
+        groups=jnp.stack([jnp.max(jnp.sum(group, axis=0)) for group in every["groups"]]),
+        push=jnp.max(every["push"]),
+        pull=fullest(bitmap, unpack_bits(union)[:units]),
+        contiguous_push=jnp.max(every["segments"][:, parts.tolist().index(n)]),
+        contiguous_pull=_fullest_segments(union, units, np.asarray([n]))[0],
+        skewness=jnp.sum(skewness, axis=0) / having,
+    )
+
+
+def _gather_tree(tree: Any, axis_name: AxisName) -> Any:
+    """int32 arrays [...] of each worker to [n, ...], in one collective."""
+    leaves, structure = jax.tree.flatten(tree)
+    gathered = _axis.all_gather(jnp.concatenate([leaf.reshape(-1) for leaf in leaves]), axis_name)
+    ends = np.cumsum([leaf.size for leaf in leaves])[:-1].tolist()
+    parts = jnp.split(gathered, ends, axis=1)
+    return structure.unflatten([part.reshape(-1, *leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])
+
+
+def _partial_sums(received: Array) -> list[Array]:
+    """Bitmaps [n, W] of workers, then of what they hold after each stage of `zen_jax.schemes.sparcml`, to [1, W]."""
+    n = received.shape[0]
+    power = 1 << (n.bit_length() - 1)
+    stages = [received]
+    if n > power:
+        stages.append(received[:power] | jnp.pad(received[power:], ((0, 2 * power - n), (0, 0))))
+    while stages[-1].shape[0] > 1:
+        stages.append(stages[-1][0::2] | stages[-1][1::2])
+    return stages
+
+
+def _ones(words: Array) -> Array:
+    """Set bits along the last axis."""
+    return jnp.sum(lax.population_count(words), axis=-1, dtype=jnp.int32)
+
+
+def _fullest_segments(words: Array, units: int, parts: np.ndarray) -> Array:
+    """Most set bits in any of p equal segments (the last may be short) of a bitmap of `units` bits, for each p."""
+    ends = np.arange(parts.max() + 1)[None, :] * -(-units // parts)[:, None]
+    ends = np.minimum(ends, units)
+    word, bit = ends // BITS_PER_WORD, ends % BITS_PER_WORD
+    whole = jnp.pad(jnp.cumsum(lax.population_count(words), dtype=jnp.int32), (1, 0))
+    below = jnp.pad(words, (0, 1))[word] & ((np.uint32(1) << bit.astype(np.uint32)) - np.uint32(1))
+    before = whole[word] + lax.population_count(below).astype(jnp.int32)
+    return jnp.max(jnp.diff(before, axis=1), axis=1)
+
+
+@jax.jit(static_argnames=("widths", "seed"))
+def count_stacked(stacked: Array, *, widths: tuple[int, ...], seed: int) -> dict[int, Counts]:
+    """Counts of all of stacked gradients [n, ...] by width, one worker a slice, emulated on this device."""
+
+    def worker(x: Array) -> dict[int, Counts]:
+        found = touched(x, widths, limit=None)
+        return dict(zip(found, count(list(found.values()), "workers", seed=seed), strict=True))
+
+    return jax.tree.map(lambda of_workers: of_workers[0], jax.vmap(worker, axis_name="workers")(stacked))
