@@ -24,8 +24,8 @@ class Profiler:
     """Watches the gradients that `zen_jax.synchronize(..., plan=profiler)` reduces, and makes a profile of them.
 
     Trace the step anew, without the profiler, when it has seen enough: then profiling costs nothing more. Leaves under
-    1 MiB are not looked at, for they travel together, nor are row-sparse gradients, which need no plan. Works wherever `synchronize` does; among several hosts all come
-    to the same profile.
+    1 MiB are not looked at, for they travel together, nor are row-sparse gradients, which need no plan. Works wherever
+    `synchronize` does; among several hosts all come to the same profile.
 
     >>> import jax, jax.numpy as jnp
     >>> from zen_jax.transforms.synchronize import synchronize
