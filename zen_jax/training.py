@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from zen_jax import errors
 from zen_jax._typing import PyTree, Unit
+from zen_jax.planning.live import Profiler
 from zen_jax.planning.plan import Plan
 from zen_jax.transforms.synchronize import synchronize
 
@@ -24,7 +25,7 @@ def value_and_grad(
     op: str = "mean",
     scheme: str = "auto",
     unit: Unit = "auto",
-    plan: Plan | None = None,
+    plan: Plan | Profiler | None = None,
     seed: int = 0,
     return_info: bool = False,
 ) -> Callable[..., Any]:

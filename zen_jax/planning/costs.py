@@ -7,7 +7,7 @@ A candidate is a scheme at one unit, with formats and capacities. Its bytes are 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,6 +55,12 @@ class Candidate:
     work: tuple[Work, ...]
     push_format: str = "coo"
     pull_format: str = "hash_bitmap"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of `zen_jax.all_reduce`."""
+        names = ("scheme", "unit", "capacity", "push_format", "pull_format")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def nbytes(self) -> float:

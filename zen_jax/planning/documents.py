@@ -9,9 +9,13 @@ T = TypeVar("T")
 VERSION = 1
 
 
-def save(path: str | Path, kind: str, content: dict[str, Any]) -> None:
-    """Writes a document of one kind; the content holds plain JSON values."""
-    document = {"zen_jax": kind, "version": VERSION, **content}
+def document(kind: str, content: dict[str, Any]) -> dict[str, Any]:
+    """A document of one kind; the content holds plain JSON values."""
+    return {"zen_jax": kind, "version": VERSION, **content}
+
+
+def save(path: str | Path, document: dict[str, Any]) -> None:
+    """Writes a document."""
     Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 

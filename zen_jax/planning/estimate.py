@@ -45,9 +45,13 @@ class Estimate:
         known = self.leaves[leaf]
         return min((known[scheme] for scheme in schemes if scheme in known), key=lambda each: each.seconds)
 
+    def under(self, scheme: str) -> dict[str, Estimated]:
+        """Each leaf under one scheme; dense_ordered for a leaf that it cannot take."""
+        return {leaf: known.get(scheme, known["dense_ordered"]) for leaf, known in self.leaves.items()}
+
     def total(self, scheme: str) -> tuple[float, float]:
-        """Seconds and bytes of all leaves under one scheme; dense_ordered for a leaf that it cannot take."""
-        each = [schemes.get(scheme, schemes["dense_ordered"]) for schemes in self.leaves.values()]
+        """Seconds and bytes of all leaves under one scheme."""
+        each = self.under(scheme).values()
         return sum(one.seconds for one in each), sum(one.nbytes for one in each)
 
     def to_json(self) -> dict[str, Any]:

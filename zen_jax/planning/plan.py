@@ -86,9 +86,13 @@ class Plan:
                     f"{leaf.dtype}{list(leaf.shape)}. Make a plan for these shapes."
                 )
 
+    def to_json(self) -> dict[str, Any]:
+        """The plan as the document that `save` writes."""
+        return documents.document("plan", asdict(self))
+
     def save(self, path: str | Path) -> None:
         """Writes the plan as JSON."""
-        documents.save(path, "plan", asdict(self))
+        documents.save(path, self.to_json())
 
     @staticmethod
     def load(path: str | Path) -> "Plan":
@@ -171,8 +175,7 @@ def _in_a_bucket(dense: Estimated, cluster: Cluster, estimated: Estimate) -> flo
 
 
 def _leaf_plan(leaf: LeafProfile, estimated: Estimated) -> LeafPlan:
-    how = estimated.candidate
-    return LeafPlan(leaf.shape, leaf.dtype, how.scheme, how.unit, how.capacity, how.push_format, how.pull_format)
+    return LeafPlan(leaf.shape, leaf.dtype, **estimated.candidate.options)
 
 
 def _from_json(document: Mapping[str, Any]) -> Plan:

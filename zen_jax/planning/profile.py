@@ -95,9 +95,13 @@ class SparsityProfile:
         check_workers(self.n)
         check_seed(self.seed)
 
+    def to_json(self) -> dict[str, Any]:
+        """The profile as the document that `save` writes."""
+        return documents.document("profile", asdict(self))
+
     def save(self, path: str | Path) -> None:
         """Writes the profile as JSON."""
-        documents.save(path, "profile", asdict(self))
+        documents.save(path, self.to_json())
 
     @staticmethod
     def load(path: str | Path) -> "SparsityProfile":

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,24 @@ class Simulated:
     estimate: Estimate
     choice: dict[str, str]
 
+    @property
+    def planned(self) -> tuple[float, float]:
+        """Seconds and bytes of all leaves, each under its choice."""
+        chosen = [self.estimate.leaves[leaf][scheme] for leaf, scheme in self.choice.items()]
+        return sum(one.seconds for one in chosen), sum(one.nbytes for one in chosen)
+
+    @property
+    def bound(self) -> tuple[float, float]:
+        """Seconds and bytes of all leaves at least."""
+        bounds = self.estimate.bounds.values()
+        return sum(one.seconds for one in bounds), sum(one.nbytes for one in bounds)
+
+    @property
+    def speed_up(self) -> float:
+        """How many times faster than dense the choices are; 1 where nothing takes time."""
+        seconds = self.planned[0]
+        return self.estimate.total("dense")[0] / seconds if seconds else 1.0
+
 
 @dataclass(frozen=True)
 class Simulation:
@@ -32,16 +51,38 @@ class Simulation:
 
     points: tuple[Simulated, ...]
 
-    def __str__(self) -> str:
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """The schemes that any leaf could take among any number of workers."""
         leaves = (leaf for point in self.points for leaf in point.estimate.leaves.values())
-        schemes = list(dict.fromkeys(scheme for leaf in leaves for scheme in leaf))
-        rows = [("n", *(f"{scheme} ms" for scheme in schemes), "lower bound ms", "choice")]
+        return tuple(dict.fromkeys(scheme for leaf in leaves for scheme in leaf))
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain values, of all leaves together."""
+
+        def plain(total: tuple[float, float]) -> dict[str, float]:
+            return dict(zip(("seconds", "bytes"), total, strict=True))
+
+        points = [
+            {
+                "n": point.n,
+                "schemes": {scheme: plain(point.estimate.total(scheme)) for scheme in self.schemes},
+                "lower bound": plain(point.bound),
+                "planned": plain(point.planned),
+                "speed_up": point.speed_up,
+                "choice": point.choice,
+            }
+            for point in self.points
+        ]
+        return {"points": points}
+
+    def __str__(self) -> str:
+        rows = [("n", *self.schemes, "lower bound", "speed-up", "choice")]
         for point in self.points:
-            seconds = (point.estimate.total(scheme)[0] for scheme in schemes)
-            bound = sum(bound.seconds for bound in point.estimate.bounds.values())
-            cells = (f"{each * 1e3:.2f}" for each in (*seconds, bound))
-            rows.append((str(point.n), *cells, ", ".join(dict.fromkeys(point.choice.values()))))
-        return table(rows)
+            seconds = (*(point.estimate.total(scheme)[0] for scheme in self.schemes), point.bound[0])
+            choice = ", ".join(dict.fromkeys(point.choice.values()))
+            rows.append((str(point.n), *(f"{each * 1e3:.2f}" for each in seconds), f"{point.speed_up:.2f}", choice))
+        return f"ms by number of workers, and the speed-up of the choice over dense\n{table(rows)}"
 
 
 def simulate(

@@ -83,7 +83,7 @@ def touched(x: Array, widths: tuple[int, ...], limit: int | None) -> dict[int, T
 
 
 def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list[Counts]:
-    """Counts of gradients over a named axis, in two collectives however many they are.
+    """Counts of gradients over a named axis, in three collectives however many they are.
 
     Args:
       bitmaps: what this worker touched, for each gradient and unit.
@@ -106,31 +106,38 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list
             return jnp.zeros((), jnp.int32)
         return jnp.max(kernels.partition(bits.astype(jnp.float32), n, 1, seed=seed)[2])
 
-    def of_worker(bitmap: Touched, words: Array, received: Array) -> dict[str, Array | list[Array]]:
+    def of_my_units(received: Array) -> dict[str, Array | list[Array]]:
         touching = jnp.sum(unpack_bits(received), axis=0, dtype=jnp.int32)
         sharing = touching[None, :] == jnp.arange(1, n + 1, dtype=jnp.int32)[:, None]
-        groups = _partial_sums(received)
         return {
             "together": _ones(received[:, None, :] & received[None, :, :]),
             "sharers": jnp.sum(sharing, axis=1, dtype=jnp.int32),
-            "groups": [_ones(group) for group in groups],
-            "union": lax.bitcast_convert_type(groups[-1][0], jnp.int32),
+            "groups": [_ones(group) for group in _partial_sums(received)],
+        }
+
+    def of_me(bitmap: Touched, words: Array, received: Array) -> dict[str, Array]:
+        return {
+            "union": lax.bitcast_convert_type(_partial_sums(received)[-1][0], jnp.int32),
             "push": fullest(bitmap, bitmap.bits),
             "segments": _fullest_segments(words, bitmap.bits.size, every_partition),
             "total": _ones(words),
         }
 
-    local = [of_worker(*each) for each in zip(bitmaps, words, jnp.split(received, ends, axis=1), strict=True)]
-    return [
-        _counts(bitmap, every, every_partition, fullest)
-        for bitmap, every in zip(bitmaps, _gather_tree(local, axis_name), strict=True)
-    ]
+    received = jnp.split(received, ends, axis=1)
+    summed = _in_one([of_my_units(bits) for bits in received], lambda x: lax.psum(x, axis_name))
+    mine = [of_me(*each) for each in zip(bitmaps, words, received, strict=True)]
+    every = _in_one(mine, lambda x: _axis.all_gather(x, axis_name))
+    return [_counts(*each, every_partition, fullest) for each in zip(bitmaps, summed, every, strict=True)]
 
 
 def _counts(
-    bitmap: Touched, every: dict[str, Any], parts: np.ndarray, fullest: Callable[[Touched, Array], Array]
+    bitmap: Touched,
+    summed: dict[str, Any],
+    every: dict[str, Array],
+    parts: np.ndarray,
+    fullest: Callable[[Touched, Array], Array],
 ) -> Counts:
-    """Counts from every worker's [n, ...]: those of its n-th of the units add up, those of its gradient do not."""
+    """Counts from sums over the units and from every worker's own [n, ...]."""
     units, n = bitmap.bits.size, every["push"].size
     union = lax.bitcast_convert_type(every["union"], jnp.uint32).reshape(-1)
     totals = jnp.maximum(every["total"], 1).astype(jnp.float32)
@@ -138,9 +145,9 @@ def _counts(
     having = jnp.maximum(jnp.sum(every["total"] > 0), 1).astype(jnp.float32)
     return Counts(
         units=jnp.int32(units),
-        together=jnp.sum(every["together"], axis=0),
-        sharers=jnp.sum(every["sharers"], axis=0),
-        groups=jnp.stack([jnp.max(jnp.sum(group, axis=0)) for group in every["groups"]]),
+        together=summed["together"],
+        sharers=summed["sharers"],
+        groups=jnp.stack([jnp.max(group) for group in summed["groups"]]),
         push=jnp.max(every["push"]),
         pull=fullest(bitmap, unpack_bits(union)[:units]),
         contiguous_push=jnp.max(every["segments"][:, parts.tolist().index(n)]),
@@ -149,13 +156,14 @@ def _counts(
     )
 
 
-def _gather_tree(tree: Any, axis_name: AxisName) -> Any:
-    """int32 arrays [...] of each worker to [n, ...], in one collective."""
+def _in_one(tree: Any, collective: Callable[[Array], Array]) -> Any:
+    """A collective from [K] to [..., K] over all int32 arrays of a tree at once."""
     leaves, structure = jax.tree.flatten(tree)
-    gathered = _axis.all_gather(jnp.concatenate([leaf.reshape(-1) for leaf in leaves]), axis_name)
     ends = np.cumsum([leaf.size for leaf in leaves])[:-1].tolist()
-    parts = jnp.split(gathered, ends, axis=1)
-    return structure.unflatten([part.reshape(-1, *leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])
+    parts = jnp.split(collective(jnp.concatenate([leaf.reshape(-1) for leaf in leaves])), ends, axis=-1)
+    return structure.unflatten(
+        [part.reshape(*part.shape[:-1], *leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+    )
 
 
 def _partial_sums(received: Array) -> list[Array]:

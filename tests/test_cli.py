@@ -1,0 +1,385 @@
+"""`zen-jax`: what it prints equals the Python API, bad input gets one line and exit code 2, examples run as shown."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from test_multiprocess import free_port
+
+import zen_jax as zen
+from zen_jax.cli import gradients, output, workers
+from zen_jax.cli.main import BAD_INPUT, COMMANDS, DONE, FAILED, main, parser
+from zen_jax.cli.timing import time_cases
+
+ROOT = Path(__file__).parents[1]
+N = 4
+LINKS = ("--gbps", "1", "--latency-us", "20")
+CLUSTER = zen.Cluster(N, inter_gbps=1.0, latency_us=20.0)
+
+
+def gradient(n=N):
+    return gradients.synthetic(n, rows=64, columns=8, density=0.1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Files of a newcomer, good and bad."""
+    jax.devices()  # before `bench` could choose how many there are
+    folder = tmp_path_factory.mktemp("cli")
+    np.savez(folder / "good.npz", **gradient())
+    np.savez(folder / "three.npz", **gradient(3))
+    np.savez(folder / "one.npz", **gradient(1))
+    np.savez(folder / "empty.npz")
+    np.savez(folder / "pickled.npz", a=np.array([{}, 1], dtype=object))
+    np.savez(folder / "void.npz", a=np.ones((2, 3), jax.numpy.bfloat16))
+    np.savez(folder / "integers.npz", a=np.ones((2, 3), np.int32))
+    np.savez(folder / "uneven.npz", a=np.ones((2, 3)), b=np.ones((3, 3)))
+    np.savez(folder / "scalar.npz", a=np.ones(()))
+    np.savez(folder / "nobody.npz", a=np.ones((0, 3)))
+    np.save(folder / "array.npy", np.ones(3))
+    (folder / "text.npz").write_text("no zip")
+    (folder / "cut.npz").write_bytes((folder / "good.npz").read_bytes()[:900])
+    assert main(["profile", str(folder / "good.npz"), "--unit", "row", "--save", str(folder / "profile.json")]) == DONE
+    saved = (folder / "profile.json").read_text()
+    (folder / "newer.json").write_text(saved.replace('"version": 1', '"version": 99'))
+    (folder / "cut.json").write_text(saved[:200])
+    zen.plan(zen.SparsityProfile.load(folder / "profile.json"), CLUSTER).save(folder / "plan.json")
+    return folder
+
+
+@pytest.fixture
+def zen_jax(folder, capsys, monkeypatch):
+    """Runs `zen-jax` in the folder: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(folder)
+
+    def run(*arguments):
+        code = main([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def profile(folder):
+    return zen.SparsityProfile.load(folder / "profile.json")
+
+
+def plain(value):
+    """As JSON brings it back."""
+    return json.loads(json.dumps(value))
+
+
+# --- what it prints ---------------------------------------------------------------------------------------------
+
+
+def test_profile(zen_jax, profile, folder):
+    code, printed, _ = zen_jax("profile", "good.npz", "--unit", "row", "--json", "-")
+    measured = zen.profile(gradient(), unit="row")
+    assert code == DONE
+    assert json.loads(printed) == plain(measured.to_json()) == plain(profile.to_json())
+    assert zen_jax("profile", "good.npz", "good.npz", "--unit", "8")[1] == f"{zen.profile(*[gradient()] * 2, unit=8)}\n"
+
+
+def test_plan(zen_jax, profile, folder):
+    plan = zen.plan(profile, CLUSTER, schemes=("dense", "zen"))
+    code, printed, _ = zen_jax("plan", "profile.json", *LINKS, "--schemes", "dense,zen", "--save", "saved.json")
+    assert (code, printed) == (DONE, f"{plan}\n")
+    assert zen.Plan.load(folder / "saved.json") == plan
+
+
+def test_estimate(zen_jax, profile):
+    estimate = zen.estimate(profile, CLUSTER)
+    assert zen_jax("estimate", "profile.json", *LINKS)[:2] == (DONE, f"{estimate}\n")
+    assert json.loads(zen_jax("estimate", "profile.json", *LINKS, "--json", "-")[1]) == plain(estimate.to_json())
+    # Hosts follow from the profile's workers.
+    two_a_host = zen.estimate(profile, zen.Cluster(2, 2, 1.0, 100.0, 20.0))
+    code, printed, _ = zen_jax("estimate", "profile.json", *LINKS, "--devices-per-host", 2, "--intra-gbps", 100)
+    assert (code, printed) == (DONE, f"{two_a_host}\n")
+
+
+def test_simulate(zen_jax, profile):
+    simulation = zen.simulate(profile, CLUSTER, workers=(2, 4, 8, 16))
+    code, printed, said = zen_jax("simulate", "profile.json", "--max-workers", 17, *LINKS)
+    assert (code, printed) == (DONE, f"{simulation}\n")
+    assert "up to 16" in said
+    found = json.loads(zen_jax("simulate", "profile.json", "--max-workers", 16, *LINKS, "--json", "-")[1])
+    assert found == plain(simulation.to_json())
+    for point, shown in zip(simulation.points, found["points"], strict=True):
+        estimate = zen.estimate(profile, CLUSTER) if point.n == N else point.estimate
+        chosen = estimate.leaves["embedding"][point.choice["embedding"]]
+        assert shown["speed_up"] == pytest.approx(estimate.leaves["embedding"]["dense"].seconds / chosen.seconds)
+        assert shown["planned"] == {"seconds": chosen.seconds, "bytes": chosen.nbytes}
+        assert shown["lower bound"]["bytes"] == estimate.bounds["embedding"].nbytes
+
+
+def test_simulate_fills_hosts(zen_jax):
+    code, printed, _ = zen_jax("simulate", "profile.json", "--devices-per-host", 2, "--max-workers", 8, "--json", "-")
+    assert code == DONE
+    assert [point["n"] for point in json.loads(printed)["points"]] == [2, 4, 8]
+
+
+def test_info(zen_jax):
+    code, printed, _ = zen_jax("info", "--json", "-")
+    found = json.loads(printed)
+    assert code == DONE
+    assert (found["zen_jax"], found["jax"]) == (zen.__version__, jax.__version__)
+    assert found["kernels"] == zen.backend_info()
+    assert [device["id"] for device in found["devices"]] == [device.id for device in jax.devices()]
+    assert zen.__version__ in zen_jax("info")[1]
+
+
+def test_bench(zen_jax):
+    """Each scheme moves the bytes that its estimate is of, every figure is there, and the table shows them."""
+    several = ("bench", "good.npz", "good.npz", "--schemes", "agsparse", "--repeats", 3, *LINKS)
+    code, printed, said = zen_jax(*several, "--json", "bench.json", "--plot", "bench.svg")
+    found = json.loads(Path("bench.json").read_text())
+    profile = zen.profile(gradient(), gradient())
+    estimate = zen.estimate(profile, zen.Cluster(1, N, inter_gbps=1.0, latency_us=20.0))
+    assert code == DONE
+    assert Path("bench.svg").stat().st_size
+    assert (found["n"], found["processes"], found["platform"]) == (N, 1, "cpu")
+    assert {row["scheme"] for row in found["schemes"]} == {"dense", "agsparse"}
+    dense = next(row for row in found["schemes"] if row["scheme"] == "dense")
+    for row in found["schemes"]:
+        assert (row["estimate"], row["bytes"]) == pytest.approx(estimate.total(row["scheme"]))
+        seconds = row["seconds"]
+        assert len(seconds["all"]) == 3
+        assert 0 < seconds["min"] <= seconds["median"] <= seconds["max"]
+        assert row["speed_up"] == pytest.approx(dense["seconds"]["median"] / seconds["median"])
+        assert re.search(rf"^{row['scheme']} +{seconds['median'] * 1e3:.2f} ", printed, re.MULTILINE)
+    assert found["lower bound"]["bytes"] == estimate.bounds["embedding"].nbytes
+    assert f"would choose: {found['choice']['embedding']} for embedding" in printed
+    assert "timed call 3 of 3" in said
+
+
+def test_bench_makes_gradients_up_and_keeps_float64(zen_jax, folder):
+    made = ("--workers", 2, "--rows", 32, "--columns", 4, "--density", 0.5)
+    code, printed, _ = zen_jax("bench", *made, "--schemes", "dense", "--repeats", 1, *LINKS, "--json", "-")
+    assert (code, json.loads(printed)["n"]) == (DONE, 2)
+    np.savez(folder / "double.npz", a=np.ones((2, 32, 4)))
+    code, printed, _ = zen_jax("bench", "double.npz", "--schemes", "dense", "--repeats", 1, *LINKS, "--json", "-")
+    assert (code, json.loads(printed)["schemes"][0]["bytes"]) == (DONE, 32 * 4 * 8)
+
+
+def test_figures(zen_jax):
+    pytest.importorskip("matplotlib")
+    assert zen_jax("profile", "good.npz", "--unit", "row", "--plot", "profile.svg")[0] == DONE
+    assert zen_jax("estimate", "profile.json", "--plot", "estimate.pdf")[0] == DONE
+    assert zen_jax("simulate", "profile.json", "--max-workers", 8, "--plot", "simulate.png")[0] == DONE
+    assert "densification" in Path("profile.svg").read_text()
+    assert Path("estimate.pdf").read_bytes().startswith(b"%PDF")
+    assert Path("simulate.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- help -------------------------------------------------------------------------------------------------------
+
+
+def test_alone_it_helps(zen_jax):
+    code, printed, _ = zen_jax()
+    assert code == DONE
+    assert all(re.search(rf"^    {command} ", printed, re.MULTILINE) for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_examples_that_parse(zen_jax, command):
+    code, printed, _ = zen_jax(command, "--help")
+    assert code == DONE
+    examples = re.findall(r"^  zen-jax (.*)$", printed.partition("examples:")[2], re.MULTILINE)
+    assert examples
+    for example in examples:
+        assert parser().parse_args(shlex.split(example)).command == command
+
+
+def test_commands_in_the_documentation_parse(zen_jax):
+    pages = "\n".join(page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
+    lines = re.findall(r"^zen-jax (.*?)(?: +#.*)?$", pages, re.MULTILINE)
+    assert {line.split()[0] for line in lines} >= set(COMMANDS)
+    for line in lines:
+        assert parser().parse_args(shlex.split(line)).command in COMMANDS
+
+
+def test_entry_point():
+    module, name = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["zen-jax"].split(":")
+    assert callable(getattr(import_module(module), name))
+
+
+# --- bad input --------------------------------------------------------------------------------------------------
+
+PLACE = "bench --coordinator host:7700 --processes 4 --rank"
+
+
+@pytest.mark.parametrize(
+    "line,fragments",
+    [
+        ("prophecy", ("prophecy", "info", "--help")),
+        ("profile", ("GRADIENTS.npz", "--help")),
+        ("profile missing.npz", ("missing.npz", "No such file", "Check")),
+        ("profile .", ("directory", "Check")),
+        ("profile text.npz", ("text.npz is no .npz", "numpy.savez")),
+        ("profile cut.npz", ("cut.npz", "numpy.savez")),
+        ("profile array.npy", ("array.npy is no .npz", "numpy.savez")),
+        ("profile empty.npz", ("empty.npz holds no arrays", "numpy.savez")),
+        ("profile pickled.npz", ("pickled.npz", "pickle", "numpy.savez")),
+        ("profile void.npz", ("void.npz: a", "float32")),
+        ("profile integers.npz", ("a has dtype int32", "float32")),
+        ("profile uneven.npz", ("uneven.npz", "a (2, 3)", "b (3, 3)")),
+        ("profile scalar.npz", ("scalar.npz", "a ()", "[n, ...]")),
+        ("profile nobody.npz", ("nobody.npz", "a (0, 3)", "[n, ...]")),
+        ("profile good.npz three.npz", ("one leading axis", "(3,)", "(4,)")),
+        ("profile good.npz --unit column", ("unit='column'", "'row'")),
+        ("profile good.npz --unit 7", ("unit=7", "divide the 8 columns")),
+        ("profile good.npz --save nowhere/profile.json", ("nowhere/profile.json", "no folder 'nowhere'")),
+        ("profile good.npz --json .", ("'.' is a folder",)),
+        ("profile good.npz --plot figure.gif", ("figure.gif", ".png")),
+        ("plan missing.json", ("missing.json", "No such file", "Check")),
+        ("plan good.npz", ("good.npz is no zen_jax profile", "again")),
+        ("plan cut.json", ("cut.json is no zen_jax profile", "again")),
+        ("plan plan.json", ("plan.json is no zen_jax profile but a plan", "again")),
+        ("plan newer.json", ("version 99", "again")),
+        ("plan profile.json --hosts 3", ("4 workers", "3 hosts")),
+        ("plan profile.json --hosts 0", ("--hosts", "'0'", "at least 1")),
+        ("plan profile.json --gbps fast", ("--gbps", "'fast'", "above 0")),
+        ("plan profile.json --latency-us -1", ("--latency-us", "'-1'", "at least 0")),
+        ("plan profile.json --schemes zeno", ("--schemes", "'zeno'", "zen")),
+        ("plan profile.json --schemes zen", ("no dense one", "Add")),
+        ("estimate profile.json --intra-gbps 0", ("--intra-gbps", "'0'")),
+        ("simulate profile.json --max-workers 1", ("--max-workers", "'1'", "at least 2")),
+        ("simulate profile.json --devices-per-host 4 --max-workers 3", ("--max-workers 3", "Allow more")),
+        ("bench three.npz --workers 2", ("3 workers", "there are 2")),
+        ("bench one.npz", ("only one worker", "at least two")),
+        ("bench --workers 4096", ("4096 workers", "there are 8", "JAX_PLATFORMS=cpu")),
+        ("bench --density 2", ("--density", "'2'", "up to 1")),
+        ("bench --gbps 1", ("--latency-us", "go together")),
+        ("bench --rank 0", ("--coordinator", "go together")),
+        (f"{PLACE} 4", ("--rank 4", "--processes 4", "from 0")),
+        (f"{PLACE} -1", ("--rank",)),
+        (f"{PLACE} 0 --workers 4", ("--workers", "--coordinator")),
+        ("bench --coordinator host --processes 2 --rank 0", ("'host'", "HOST:PORT")),
+    ],
+)
+def test_bad_input(zen_jax, line, fragments):
+    """Exit code 2; the last line says what happened and what to do, and nothing looks like a result."""
+    code, printed, said = zen_jax(*shlex.split(line))
+    assert (code, printed) == (BAD_INPUT, "")
+    *progress, complaint = said.splitlines()
+    assert complaint.startswith("zen-jax")
+    assert len(progress) <= 3  # files read, and what is measured
+    assert "Traceback" not in said
+    for fragment in fragments:
+        assert fragment in complaint
+
+
+def test_figures_need_matplotlib(zen_jax, monkeypatch):
+    monkeypatch.setattr(output, "find_spec", lambda name: None)
+    code, _, said = zen_jax("estimate", "profile.json", "--plot", "figure.png")
+    assert code == BAD_INPUT
+    assert "pip install matplotlib" in said
+
+
+def test_failure_is_no_bad_input(zen_jax, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("the network\nis down")
+
+    monkeypatch.setattr(zen, "estimate", fail)
+    assert zen_jax("estimate", "profile.json") == (FAILED, "", "zen-jax estimate: the network is down\n")
+
+
+# --- workers and the timing loop --------------------------------------------------------------------------------
+
+
+def test_launchers_place_a_process_unless_it_is_to_be_alone(monkeypatch):
+    nothing = (None, None, None)
+    monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
+    monkeypatch.delenv("SLURM_PROCID", raising=False)
+    assert workers.find_place(*nothing, alone=False) is None
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert workers.find_place(*nothing, alone=False) == nothing
+    assert workers.find_place(*nothing, alone=True) is None
+    assert workers.find_place("host:1", 2, 1, alone=False) == ("host:1", 2, 1)
+
+
+def test_gather_keeps_float64():
+    numbers = np.asarray([[1 / 3, 1e-300], [2.0**53 + 1, -0.0]])
+    np.testing.assert_array_equal(workers.gather(numbers), numbers[None], strict=True)
+
+
+def test_time_of_a_call_is_that_of_its_slowest_process():
+    """Cases take turns and go through the steps; the other process is always a second later."""
+    calls = []
+
+    class Case:
+        def __init__(self, name):
+            self.name = name
+
+        def prepare(self, step):
+            return lambda: calls.append((self.name, step)) or step
+
+        def info(self, result):
+            return {"step": result}
+
+    def gather(numbers):
+        return np.stack([numbers, numbers + 1])
+
+    timings = time_cases([Case("a"), Case("b")], gather=gather, steps=2, repeats=3, report=lambda line: None)
+    assert calls == [("a", 0), ("b", 0)] + [(name, step) for step in (0, 1, 0) for name in "ab"]
+    for timing, name in zip(timings, "ab", strict=True):
+        assert timing.name == name
+        assert len(timing.seconds) == 3
+        assert all(1 <= seconds < 2 for seconds in timing.seconds)
+        assert timing.info == {"step": pytest.approx(1 / 3)}
+
+
+# --- real processes ---------------------------------------------------------------------------------------------
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "zen_jax.cli", *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"XLA_FLAGS": ""},  # one device a process
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.multiprocess
+def test_bench_among_processes():
+    """The first process alone prints, and JSON alone, whatever libraries say."""
+    made = ("--rows", 32, "--columns", 4, "--schemes", "dense", "--repeats", 2, *LINKS, "--json", "-")
+    address = f"localhost:{free_port()}"
+    ranks = [start("bench", "--coordinator", address, "--processes", 2, "--rank", rank, *made) for rank in range(2)]
+    try:
+        outputs = [rank.communicate(timeout=120) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [DONE, DONE], outputs
+    found = json.loads(outputs[0][0])
+    assert (found["n"], found["processes"]) == (2, 2)
+    assert found["cluster"]["hosts"] == 2
+    assert outputs[1][0] == ""
+
+
+@pytest.mark.multiprocess
+def test_interrupt_is_quiet():
+    """Ctrl-C while a process waits for others, inside JAX; shells call this exit code 130."""
+    waiting = start("bench", "--coordinator", f"localhost:{free_port()}", "--processes", 2, "--rank", 0)
+    try:
+        assert waiting.stderr.readline() == "waiting for the other processes\n"
+        waiting.send_signal(signal.SIGINT)
+        printed, said = waiting.communicate(timeout=20)
+    finally:
+        waiting.kill()
+    assert waiting.returncode == -signal.SIGINT
+    assert (printed, said) == ("", "")

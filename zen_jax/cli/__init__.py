@@ -1,0 +1,1 @@
+"""The `zen-jax` command: a file for each subcommand, and what they share."""

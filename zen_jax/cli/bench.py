@@ -1,0 +1,146 @@
+"""Times every scheme on the same gradients, beside its estimate and the lower bound.
+
+Workers are the devices of all processes of jax.distributed: start the same command on every host, with its own
+--rank, or under Slurm or Open MPI without any of the three options. Otherwise they are devices of this process, which
+share one memory: no network is measured then. Messages are planned on the gradients themselves."""
+
+import argparse
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+import zen_jax as zen
+from zen_jax.cli import bench_report, gradients, output, workers
+from zen_jax.cli import options as shared
+from zen_jax.cli.timing import time_cases
+from zen_jax.planning.estimate import Estimate
+
+EXAMPLES = """  zen-jax bench --workers 4
+  zen-jax bench --workers 8 --density 0.001 --rows 100000 --columns 256 --plot bench.png
+  zen-jax bench step1.npz step2.npz --repeats 10 --json bench.json
+  zen-jax bench --coordinator 10.0.0.1:7700 --processes 16 --rank 3 --schemes dense,zen,auto"""
+BASELINE = "dense"
+WORKERS = 4  # where nothing else says how many
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    number = shared.at_least(1)
+    parser.add_argument(
+        "gradients",
+        nargs="*",
+        type=Path,
+        metavar="GRADIENTS.npz",
+        help="stacked gradients of a step (default: made up)",
+    )
+    parser.add_argument(
+        "--density", type=shared.share, default=0.01, help="of made-up gradients (default: %(default)s)"
+    )
+    parser.add_argument("--rows", type=number, default=20_000, metavar="N", help="of those (default: %(default)s)")
+    parser.add_argument("--columns", type=number, default=64, metavar="N", help="of those (default: %(default)s)")
+    alone_or_not = parser.add_mutually_exclusive_group()
+    alone_or_not.add_argument(
+        "--workers",
+        type=shared.at_least(2),
+        metavar="N",
+        help=f"devices of this process (default: as many as the gradients are of, or {WORKERS})",
+    )
+    alone_or_not.add_argument("--coordinator", metavar="HOST:PORT", help="an address of rank 0, for several processes")
+    parser.add_argument("--processes", type=number, metavar="N", help="how many there are, with --coordinator")
+    parser.add_argument("--rank", type=shared.at_least(0), metavar="R", help="this process, with --coordinator")
+    shared.add_schemes(parser, zen.schemes.names(), f"what to time beside {BASELINE}")
+    parser.add_argument("--repeats", type=number, default=5, metavar="N", help="timed calls (default: %(default)s)")
+    parser.add_argument(
+        "--gbps", type=shared.positive, help="bandwidth to estimate with, in Gbit/s (default: measured)"
+    )
+    parser.add_argument(
+        "--latency-us", type=shared.not_negative, metavar="US", help="latency to estimate with (default: measured)"
+    )
+    output.add_json(parser)
+    output.add_plot(parser)
+
+
+def run(options: argparse.Namespace) -> output.Result | None:
+    place = workers.find_place(options.coordinator, options.processes, options.rank, alone=options.workers is not None)
+    if (options.gbps is None) != (options.latency_us is None):
+        raise ValueError("--gbps and --latency-us go together. Leave both out to measure the links.")
+    steps = gradients.read(options.gradients)
+    if place is not None:
+        output.say("waiting for the other processes")
+        workers.join(place)
+        mesh = workers.make_mesh(None)
+    else:
+        mesh = workers.make_mesh(options.workers or (gradients.workers(steps[0]) if steps else WORKERS))
+    if mesh.size < 2:
+        raise ValueError("there is only one worker, and nothing to synchronise. Use at least two.")
+    if not steps:
+        steps = [gradients.synthetic(mesh.size, options.rows, options.columns, options.density)]
+    if gradients.workers(steps[0]) != mesh.size:
+        held = gradients.workers(steps[0])
+        raise ValueError(f"the gradients are of {held} workers, but there are {mesh.size}. Give one slice for each.")
+    say = output.say if jax.process_index() == 0 else lambda line: None
+    with output.chatter_to_stderr():  # gloo's
+        return _bench(steps, mesh, options, say)
+
+
+def _bench(
+    steps: Sequence[Mapping[str, np.ndarray]], mesh: Mesh, options: argparse.Namespace, say: Callable[[str], None]
+) -> output.Result | None:
+    say(f"profiling the gradients of {mesh.size} workers")
+    profile = zen.profile(*steps)
+    schemes = tuple(dict.fromkeys((BASELINE, *options.schemes)))
+    _check_same(profile.to_json(), schemes, options.repeats, options.gbps, options.latency_us)
+    processes = jax.process_count()
+    if options.gbps is None:
+        say("measuring links and kernels")
+        cluster = zen.calibrate(mesh, workers.AXIS)
+    else:
+        cluster = zen.Cluster(processes, mesh.size // processes, options.gbps, latency_us=options.latency_us)
+    estimate = zen.estimate(profile, cluster)
+    double = any(leaf.dtype == np.float64 for leaf in steps[0].values())
+    with jax.enable_x64(double):
+        placed = [workers.place_stack(step, mesh) for step in steps]
+        cases = [Scheme(name, estimate, placed, mesh) for name in schemes]
+        timings = time_cases(cases, gather=workers.gather, steps=len(steps), repeats=options.repeats, report=say)
+    if jax.process_index() > 0:
+        return None
+    choice = {name: leaf.scheme for name, leaf in zen.plan(profile, cluster).leaves.items()}
+    return bench_report.result(timings, estimate, cluster, choice, BASELINE)
+
+
+class Scheme:
+    """A tree's leaves reduced by `zen_jax.all_reduce`, each as estimated for a scheme: a case of `time_cases`."""
+
+    def __init__(self, name: str, estimate: Estimate, placed: Sequence[Mapping[str, Any]], mesh: Mesh) -> None:
+        self.name, self._placed = name, placed
+        options = {leaf: each.candidate.options for leaf, each in estimate.under(name).items()}
+
+        def reduce(stacked: Mapping[str, Any]) -> Any:
+            reduced, infos = {}, []
+            for leaf, stack in stacked.items():
+                reduced[leaf], info = zen.all_reduce(stack[0], workers.AXIS, return_info=True, **options[leaf])
+                infos.append(info)
+            return reduced, zen.total(infos)
+
+        mapped = jax.shard_map(
+            reduce, mesh=mesh, in_specs=PartitionSpec(workers.AXIS), out_specs=PartitionSpec(), check_vma=False
+        )
+        self._step = jax.jit(mapped)
+
+    def prepare(self, step: int) -> Callable[[], Any]:
+        return lambda: jax.block_until_ready(self._step(self._placed[step]))
+
+    def info(self, result: Any) -> dict[str, float]:
+        return {key: float(value.addressable_data(0)) for key, value in result[1]._asdict().items()}
+
+
+def _check_same(*inputs: Any) -> None:
+    """Raises a ValueError in every process where not all work on the same: they would wait for each other for ever."""
+    digest = zlib.crc32(json.dumps(inputs, default=str).encode())
+    if len(set(workers.gather(np.asarray([float(digest)])).ravel())) > 1:
+        raise ValueError("the processes have other gradients or options than each other. Start all with the same.")

@@ -1,0 +1,70 @@
+"""Stacked gradients for `profile` and `bench`: read from .npz files, or made up."""
+
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from zen_jax.cli.output import say
+
+SAVE = "Save one array for each leaf with numpy.savez(FILE, **gradients)."
+
+
+def read(paths: Sequence[Path]) -> list[dict[str, np.ndarray]]:
+    """Gradients of one step from each file: by leaf float [n, ...], one slice a worker.
+
+    Raises:
+      ValueError: for files that are no .npz, that NumPy cannot read without pickle, or whose arrays are no stacks
+        of as many slices, at least one.
+      OSError: for files that cannot be read.
+    """
+    steps = []
+    for number, path in enumerate(paths, 1):
+        if len(paths) > 1:
+            say(f"reading {path} ({number} of {len(paths)})")
+        steps.append(_read(path))
+    return steps
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    path.open("rb").close()  # a missing file is no bad one
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is no .npz file. {SAVE}")
+    try:
+        with np.load(path) as saved:
+            leaves = {name: saved[name] for name in saved.files}
+    except (ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"{path} cannot be read: {error}. {SAVE}") from error
+    if not leaves:
+        raise ValueError(f"{path} holds no arrays. {SAVE}")
+    for name, leaf in leaves.items():
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind == "V":  # what NumPy makes of bfloat16
+            raise ValueError(f"{path}: {name} is of no type that NumPy keeps, such as bfloat16. Save it as float32.")
+    slices = {leaf.shape[:1] for leaf in leaves.values()}
+    if len(slices) > 1 or slices & {(), (0,)}:
+        shapes = ", ".join(f"{name} {leaf.shape}" for name, leaf in leaves.items())
+        raise ValueError(f"{path}: arrays do not stack as [n, ...], one slice for each of n workers: {shapes}. {SAVE}")
+    return leaves
+
+
+def workers(step: Mapping[str, np.ndarray]) -> int:
+    """How many workers' slices a step's leaves hold."""
+    return len(next(iter(step.values())))
+
+
+def synthetic(n: int, rows: int, columns: int, density: float) -> dict[str, np.ndarray]:
+    """One embedding's gradient: float32 [n, rows, columns], the same for the same arguments.
+
+    Every worker touches round(density * rows) rows, at least one, drawn by Zipf's law: the first rows are common.
+    """
+    touched = max(1, round(density * rows))
+    stack = np.zeros((n, rows, columns), np.float32)
+    for worker, gradient in enumerate(stack):
+        rng = np.random.default_rng((0, worker))
+        # The largest of log(u) / weight are a weighted sample without replacement (Efraimidis and Spirakis, 2006).
+        keys = np.log(rng.random(rows)) * np.arange(1, rows + 1)
+        chosen = np.argpartition(keys, -touched)[-touched:]
+        gradient[chosen] = rng.standard_normal((touched, columns), np.float32)
+    return {"embedding": stack}

@@ -1,0 +1,85 @@
+"""`zen-jax`: parses options, runs a subcommand, shows its result, and turns errors into one line and an exit code."""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from zen_jax.cli import bench, estimate, info, output, plan, profile, simulate
+
+COMMANDS = {
+    "info": info,
+    "profile": profile,
+    "plan": plan,
+    "estimate": estimate,
+    "simulate": simulate,
+    "bench": bench,
+}
+DONE, FAILED, BAD_INPUT = 0, 1, 2
+
+
+def script() -> int:
+    """The entry point: `main`, and Ctrl-C ends the process at once, as shells expect (exit code 130)."""
+    # Python's own handler would wait for C++ to return, and its exit for other processes of jax.distributed.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return main()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `zen-jax` with some arguments, those of this process by default, and returns the exit code."""
+    top = parser()
+    try:
+        options = top.parse_args(arguments)
+    except SystemExit as stop:  # argparse has said why
+        return int(stop.code or DONE)
+    if options.command is None:
+        top.print_help()
+        return DONE
+    try:
+        output.show(COMMANDS[options.command].run(options), options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError) as error:
+        return _complain(options.command, error, BAD_INPUT)
+    except (RuntimeError, MemoryError) as error:
+        return _complain(options.command, error, FAILED)
+    return DONE
+
+
+def _complain(command: str, error: Exception, code: int) -> int:
+    said = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.filename:
+        said = f"{error.filename}: {error.strerror}. Check the path."
+    print(f"zen-jax {command}: {' '.join(said.split())}", file=sys.stderr)
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Complains in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"{self.prog}: {message}. See {self.prog} --help.\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of `zen-jax`; a subcommand's help is its module's docstring and EXAMPLES."""
+    top = _Parser(
+        prog="zen-jax",
+        description="Measures how sparse gradients are, and plans, estimates and times how to synchronise them.",
+        epilog="zen-jax COMMAND --help shows the options of a command, and examples.",
+    )
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for name, module in COMMANDS.items():
+        summary = module.__doc__.split("\n")[0]
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=module.__doc__,
+            epilog=f"examples:\n{module.EXAMPLES}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_options(command)
+    return top

@@ -1,0 +1,107 @@
+"""Options that several subcommands have, and their types."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import zen_jax as zen
+from zen_jax.planning.plan import ORDERED
+
+
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    """Adds the profile to read."""
+    parser.add_argument("profile", type=Path, metavar="PROFILE.json", help="written by zen-jax profile --save")
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Adds hosts, devices and links; `cluster` reads them."""
+    parser.add_argument(
+        "--hosts", type=at_least(1), metavar="N", help="machines (default: as many as hold the profile's workers)"
+    )
+    parser.add_argument(
+        "--devices-per-host", type=at_least(1), default=1, metavar="N", help="workers on each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--gbps",
+        type=positive,
+        default=zen.Cluster.inter_gbps,
+        help="bandwidth of a machine's link, each way, in Gbit/s (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--intra-gbps", type=positive, metavar="GBPS", help="that of a device inside its machine (default: --gbps)"
+    )
+    parser.add_argument(
+        "--latency-us",
+        type=not_negative,
+        default=zen.Cluster.latency_us,
+        metavar="US",
+        help="time of one step of a collective, in microseconds (default: %(default)s)",
+    )
+
+
+def cluster(options: argparse.Namespace, n: int) -> zen.Cluster:
+    """The cluster that the options describe, for n profiled workers."""
+    devices = options.devices_per_host
+    hosts = options.hosts or max(1, n // devices)
+    return zen.Cluster(hosts, devices, options.gbps, options.intra_gbps, options.latency_us)
+
+
+def add_schemes(parser: argparse.ArgumentParser, default: tuple[str, ...], meaning: str) -> None:
+    """Adds --schemes."""
+    shown = "all" if default == zen.schemes.names() else ",".join(default)
+    parser.add_argument(
+        "--schemes",
+        type=_schemes,
+        default=default,
+        metavar="NAMES",
+        help=f"{meaning}, comma-separated (default: {shown})",
+    )
+
+
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """Adds --schemes to choose from for a plan."""
+    add_schemes(parser, ORDERED, "schemes to choose from")
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """A type of integers."""
+
+    def parse(word: str) -> int:
+        if not word.isdecimal() or int(word) < least:
+            raise argparse.ArgumentTypeError(f"{word!r} must be an integer of at least {least}")
+        return int(word)
+
+    return parse
+
+
+def positive(word: str) -> float:
+    """A type of numbers above 0."""
+    return _number(word, "a number above 0", lambda value: 0 < value < float("inf"))
+
+
+def not_negative(word: str) -> float:
+    """A type of numbers of at least 0."""
+    return _number(word, "a number of at least 0", lambda value: 0 <= value < float("inf"))
+
+
+def share(word: str) -> float:
+    """A type of numbers above 0 and up to 1."""
+    return _number(word, "a number above 0 and up to 1", lambda value: 0 < value <= 1)
+
+
+def _number(word: str, wanted: str, fits: Callable[[float], bool]) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = float("nan")
+    if not fits(value):
+        raise argparse.ArgumentTypeError(f"{word!r} must be {wanted}")
+    return value
+
+
+def _schemes(word: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(word.split(",")))
+    for name in names:
+        if name not in zen.schemes.names():
+            raise argparse.ArgumentTypeError(f"{name!r} is unknown. Use some of {','.join(zen.schemes.names())}")
+    return names

@@ -1,0 +1,94 @@
+"""What a subcommand found, as text, JSON and a figure; and what it says while it works."""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FIGURES = (".png", ".pdf", ".svg")
+STDOUT = "-"
+
+
+class Result(NamedTuple):
+    """What a subcommand found."""
+
+    text: str
+    document: dict[str, Any]  # plain values for JSON
+    draw: Callable[[Any], None] | None = None  # onto a matplotlib figure
+
+
+def add_json(parser: argparse.ArgumentParser, *aliases: str) -> None:
+    """Adds --json, which goes by other names too where other subcommands read the file."""
+    meaning = "write the result as JSON; - for standard output, and nothing else there"
+    parser.add_argument(*aliases, "--json", type=_json_file, dest="json", metavar="FILE", help=meaning)
+
+
+def add_plot(parser: argparse.ArgumentParser) -> None:
+    """Adds --plot."""
+    parser.add_argument("--plot", type=_figure_file, metavar="FILE", help="draw the result: .png, .pdf or .svg")
+
+
+def show(result: Result | None, options: argparse.Namespace) -> None:
+    """Prints and writes what the options ask for; None is the result of a process that leaves it to another."""
+    if result is None:
+        return
+    text = json.dumps(result.document, indent=1)
+    print(text if options.json == STDOUT else result.text)
+    if options.json not in (None, STDOUT):
+        Path(options.json).write_text(text + "\n", encoding="utf-8")
+    if getattr(options, "plot", None):
+        _draw(result, options.plot)
+
+
+@contextlib.contextmanager
+def chatter_to_stderr() -> Iterator[None]:
+    """Sends what libraries print on standard output to standard error, so that --json - stays JSON."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def say(line: str) -> None:
+    """Reports progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _draw(result: Result, path: Path) -> None:
+    from matplotlib.figure import Figure  # only figures need it, and it is an extra
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    result.draw(figure)
+    figure.savefig(path, dpi=120)
+
+
+def _json_file(word: str) -> str:
+    return word if word == STDOUT else str(_writable(word))
+
+
+def _figure_file(word: str) -> Path:
+    path = _writable(word)
+    if path.suffix not in FIGURES:
+        raise argparse.ArgumentTypeError(f"{word!r} must end in one of {', '.join(FIGURES)}")
+    if find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("figures need matplotlib, which is not installed: pip install matplotlib")
+    return path
+
+
+def _writable(word: str) -> Path:
+    """Refused at once rather than after long work."""
+    path = Path(word)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{word!r} is a folder, not a file")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{word!r} cannot be written: there is no folder {str(path.parent)!r}")
+    return path

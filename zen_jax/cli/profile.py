@@ -1,0 +1,54 @@
+"""Measures how sparse gradients are: density, densification, skewness and overlap of every leaf.
+
+Each file is one step: an .npz with an array for each leaf, float of shape [n, ...], one slice for each worker.
+numpy.savez(FILE, **gradients) writes one."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import zen_jax as zen
+from zen_jax._typing import Unit
+from zen_jax.cli import gradients, output
+
+EXAMPLES = """  zen-jax profile gradients.npz
+  zen-jax profile step1.npz step2.npz --save profile.json --plot sparsity.png
+  zen-jax profile gradients.npz --unit row --json -"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "gradients", nargs="+", type=Path, metavar="GRADIENTS.npz", help="stacked gradients of one step"
+    )
+    parser.add_argument(
+        "--unit", type=_unit, help="element, row, auto or a number of columns, to measure it alone (default: several)"
+    )
+    output.add_json(parser, "--save")
+    output.add_plot(parser)
+
+
+def run(options: argparse.Namespace) -> output.Result:
+    steps = gradients.read(options.gradients)
+    output.say(f"profiling the gradients of {gradients.workers(steps[0])} workers")
+    profile = zen.profile(*steps, unit=options.unit)
+    return output.Result(str(profile), profile.to_json(), lambda figure: _draw(profile, figure))
+
+
+def _unit(word: str) -> Unit:
+    return int(word) if word.isdecimal() else word
+
+
+def _draw(profile: zen.SparsityProfile, figure: Any) -> None:
+    """Densification by workers and skewness by partitions, in each leaf's finest units."""
+    left, right = figure.subplots(1, 2)
+    workers = range(1, profile.n + 1)
+    for name, leaf in profile.leaves.items():
+        if leaf.units:
+            finest = leaf.units[min(leaf.units)]
+            label = f"{name}, density {finest.density:.2%}"
+            left.plot(workers, [finest.densification(k) for k in workers], marker=".", label=label)
+            right.plot(finest.partition_skewness.keys(), finest.partition_skewness.values(), marker=".", label=label)
+    left.set(xlabel="workers summed", ylabel="densification ratio", title="Sums grow denser")
+    right.set(xlabel="partitions", ylabel="skewness ratio", title="Non-zeros crowd", xscale="log", yscale="log")
+    if left.lines:
+        left.legend()

@@ -1,0 +1,61 @@
+"""Estimates every scheme among more workers than were profiled, and what a plan would choose there.
+
+The links stay as they are; hosts are added until there are enough workers."""
+
+import argparse
+from typing import Any
+
+import zen_jax as zen
+from zen_jax.cli import options as shared
+from zen_jax.cli import output
+
+EXAMPLES = """  zen-jax simulate profile.json --max-workers 4096 --gbps 25
+  zen-jax simulate profile.json --plot scaling.png --json scaling.json"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    shared.add_profile(parser)
+    parser.add_argument(
+        "--max-workers", type=shared.at_least(2), default=4096, metavar="N", help="most workers (default: %(default)s)"
+    )
+    shared.add_cluster(parser)
+    shared.add_choice(parser)
+    output.add_json(parser)
+    output.add_plot(parser)
+
+
+def run(options: argparse.Namespace) -> output.Result:
+    profile = zen.SparsityProfile.load(options.profile)
+    cluster = shared.cluster(options, profile.n)
+    workers = _workers(profile.n, cluster, options.max_workers)
+    output.say(f"estimating for {len(workers)} numbers of workers up to {workers[-1]}")
+    simulation = zen.simulate(profile, cluster, workers=workers, schemes=options.schemes)
+    return output.Result(str(simulation), simulation.to_json(), lambda figure: _draw(simulation, figure))
+
+
+def _workers(profiled: int, cluster: zen.Cluster, most: int) -> list[int]:
+    """The number profiled and doublings of full hosts, or of hosts where those were profiled."""
+    first = cluster.devices_per_host if profiled == cluster.workers else 1
+    doublings = {first << k for k in range(most.bit_length())} | {profiled}
+    workers = sorted(n for n in doublings if 2 <= n <= most)
+    if not workers:
+        raise ValueError(f"--max-workers {most} leaves none: hosts have {first} workers. Allow more.")
+    return workers
+
+
+def _draw(simulation: zen.planning.simulate.Simulation, figure: Any) -> None:
+    """Speed-up over dense by workers: of every scheme, of the choice, and the most there could be."""
+    workers = [point.n for point in simulation.points]
+    dense = [point.estimate.total("dense")[0] for point in simulation.points]
+    axes = figure.subplots()
+    for scheme in simulation.schemes:
+        seconds = (point.estimate.total(scheme)[0] for point in simulation.points)
+        axes.plot(workers, [most / each for most, each in zip(dense, seconds, strict=True)], label=scheme)
+    bounds = (point.bound[0] for point in simulation.points)
+    limit = [most / each if each else float("nan") for most, each in zip(dense, bounds, strict=True)]
+    axes.plot(workers, limit, "k:", label="lower bound")
+    axes.plot(workers, [point.speed_up for point in simulation.points], "k*", label="choice")
+    axes.set(xlabel="workers", ylabel="speed-up over dense", xscale="log", yscale="log", xticks=workers)
+    axes.set_xticks(workers, list(map(str, workers)))
+    axes.minorticks_off()
+    figure.legend(loc="outside right upper")

@@ -1,0 +1,94 @@
+"""The timing loop of `bench`: cases take turns among processes that wait for each other before every call."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from zen_jax.cli.output import say
+
+
+class Case(Protocol):
+    """One way to reduce."""
+
+    name: str
+
+    def prepare(self, step: int) -> Callable[[], Any]:
+        """A call that reduces the gradients of a step and returns when the result is there."""
+
+    def info(self, result: Any) -> dict[str, float]:
+        """What the case reports of a call; equal on all workers."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one case took."""
+
+    name: str
+    seconds: tuple[float, ...]  # of each call, from a barrier to the end of its slowest process
+    first_call: float  # seconds, compiling included
+    info: dict[str, float]  # means over the calls
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def time_cases(
+    cases: Sequence[Case],
+    *,
+    gather: Callable[[np.ndarray], np.ndarray],
+    steps: int,
+    repeats: int,
+    report: Callable[[str], None] = say,
+) -> list[Timing]:
+    """Times every case on the same gradients. Each process calls it with the same arguments.
+
+    Cases take turns, so that what disturbs the machine for a while disturbs them alike.
+
+    Args:
+      cases: what to time.
+      gather: from float64 [...] of this process to [processes, ...] of all; it waits for them all.
+      steps: how many steps' gradients there are; calls go through them in turn.
+      repeats: timed calls of each case.
+      report: is told what has been done.
+
+    >>> class Sleep:
+    ...     name = "sleep"
+    ...     def prepare(self, step):
+    ...         return lambda: time.sleep(0.001)
+    ...     def info(self, result):
+    ...         return {"bytes_pushed": 0.0}
+    >>> sleep, = time_cases([Sleep()], gather=lambda x: x[None], steps=1, repeats=3, report=lambda line: None)
+    >>> len(sleep.seconds), sleep.median > 0.001, sleep.info
+    (3, True, {'bytes_pushed': 0.0})
+    """
+    first_calls = []
+    for number, case in enumerate(cases, 1):
+        start = time.perf_counter()
+        case.prepare(0)()
+        first_calls.append(time.perf_counter() - start)
+        report(f"compiled {case.name} in {first_calls[-1]:.1f} s ({number} of {len(cases)})")
+    seconds = np.zeros((len(cases), repeats))
+    infos: list[list[dict[str, float]]] = [[] for _ in cases]
+    for repeat in range(repeats):
+        for i, case in enumerate(cases):
+            call = case.prepare(repeat % steps)
+            gather(np.zeros(1))
+            start = time.perf_counter()
+            result = call()
+            seconds[i, repeat] = time.perf_counter() - start
+            infos[i].append(case.info(result))
+        report(f"timed call {repeat + 1} of {repeats}")
+    slowest = gather(seconds).max(axis=0)
+    return [
+        Timing(case.name, tuple(map(float, slowest[i])), first_calls[i], _means(infos[i]))
+        for i, case in enumerate(cases)
+    ]
+
+
+def _means(infos: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {key: statistics.fmean(info[key] for info in infos) for key in infos[0]}

@@ -1,0 +1,84 @@
+"""The workers that `bench` times: those of jax.distributed, or devices of this process."""
+
+import contextlib
+import os
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from zen_jax._typing import Array, PyTree
+
+AXIS = "data"
+_LAUNCHERS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK")  # jax.distributed reads the rest by itself
+_PATIENCE = 30  # seconds for the others to end, once this process does
+
+
+class Place(NamedTuple):
+    """This process among others; `coordinator` is HOST:PORT of the first. None where a launcher knows."""
+
+    coordinator: str | None
+    processes: int | None
+    rank: int | None
+
+
+def find_place(coordinator: str | None, processes: int | None, rank: int | None, *, alone: bool) -> Place | None:
+    """The place that options give, or a launcher unless the process is to be alone; None for one by itself.
+
+    Raises:
+      ValueError: for some options without the others, a rank that is none of the processes', or no HOST:PORT.
+    """
+    place = Place(coordinator, processes, rank)
+    if place == (None, None, None):
+        return place if not alone and any(name in os.environ for name in _LAUNCHERS) else None
+    if None in place:
+        raise ValueError("--coordinator, --processes and --rank go together. Give all three to every process.")
+    if rank >= processes:
+        raise ValueError(f"--rank {rank} is too high for --processes {processes}. Number the processes from 0.")
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ValueError(f"--coordinator {coordinator!r} is no HOST:PORT. Give an address of rank 0 and a free port.")
+    return place
+
+
+def join(place: Place) -> None:
+    """Connects this process with the others; a RuntimeError where they do not come."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(*place, shutdown_timeout_seconds=_PATIENCE)
+
+
+def make_mesh(n: int | None) -> Mesh:
+    """A mesh of n devices of this process, emulated on CPU; of those of all processes for None.
+
+    Raises:
+      ValueError: where there are fewer.
+    """
+    if n is not None:
+        with contextlib.suppress(RuntimeError):  # JAX runs already, with the devices that it has
+            jax.config.update("jax_num_cpu_devices", n)
+    devices = jax.devices()[:n]
+    if n is not None and len(devices) < n:
+        raise ValueError(
+            f"{n} workers need as many devices, but there are {len(devices)} of {devices[0].platform}. "
+            "Use fewer, or emulate them: JAX_PLATFORMS=cpu."
+        )
+    return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+
+
+def place_stack(stack: PyTree, mesh: Mesh) -> PyTree:
+    """Stacked arrays [n, ...] that every process has, each worker's slice on its device."""
+    spread = NamedSharding(mesh, PartitionSpec(AXIS))
+
+    def place(array: np.ndarray) -> Array:
+        return jax.make_array_from_callback(array.shape, spread, lambda index: array[index])
+
+    return jax.block_until_ready(jax.tree.map(place, stack))
+
+
+def gather(numbers: np.ndarray) -> np.ndarray:
+    """float64 [...] of this process to [processes, ...] of all; no process goes on before all have come."""
+    # As bits, for JAX would round float64 to float32.
+    bits = multihost_utils.process_allgather(np.asarray(numbers, np.float64).reshape(-1).view(np.uint32))
+    return np.asarray(bits).reshape(jax.process_count(), -1).view(np.float64).reshape(-1, *np.shape(numbers))
