@@ -15,13 +15,26 @@ def axis_names(axis_name: AxisName) -> tuple:
     return axis_name if isinstance(axis_name, tuple) else (axis_name,)
 
 
-def axis_size(axis_name: AxisName) -> int:
+def joined(axis_name: AxisName, intra_axis: AxisName | None) -> AxisName:
+    """The axis of all devices: by machine, and inside each by device. A ValueError where both are one."""
+    if intra_axis is None:
+        return axis_name
+    outer, inner = axis_names(axis_name), axis_names(intra_axis)
+    if set(outer) & set(inner):
+        raise ValueError(
+            f"intra_axis={intra_axis!r} must differ from axis_name={axis_name!r}. Give the axis of one machine's "
+            "devices as intra_axis and that of machines as axis_name."
+        )
+    return outer + inner
+
+
+def axis_size(axis_name: AxisName, argument: str = "axis_name") -> int:
     """Number of workers n, or a ValueError where the axis is not bound."""
     try:
         return lax.axis_size(axis_name)
     except NameError as error:
         raise ValueError(
-            f"axis_name={axis_name!r} is not a named axis here. Call inside shard_map, pmap or vmap(axis_name=...) "
+            f"{argument}={axis_name!r} is not a named axis here. Call inside shard_map, pmap or vmap(axis_name=...) "
             "with that axis, or use zen_jax.value_and_grad under jit."
         ) from error
 
@@ -31,10 +44,16 @@ def varying(x: Array) -> frozenset:
     return jax.typeof(x).manual_axis_type.varying
 
 
+def varying_like(x: Array, like: Array) -> Array:
+    """x, typed to vary wherever `like` does: both branches of a `lax.cond` must agree on that."""
+    missing = tuple(varying(like) - varying(x))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
 def check_not_reduced(name: str, x: Array, axis_name: AxisName) -> None:
     """Refuses a gradient that shard_map(check_vma=True) knows to be the same on every worker."""
-    tracked = varying(lax.axis_index(axis_name))
-    reduced = [axis for axis in axis_names(axis_name) if axis in tracked and axis not in varying(x)]
+    axes = axis_names(axis_name)
+    reduced = [axis for axis in axes if axis in varying(lax.axis_index(axis)) and axis not in varying(x)]
     if reduced:
         raise ValueError(
             f"{name} does not vary over axis {reduced[0]!r}: it is already reduced, and averaging it again would give "
