@@ -29,14 +29,25 @@ def joined(axis_name: AxisName, intra_axis: AxisName | None) -> AxisName:
 
 
 def axis_size(axis_name: AxisName, argument: str = "axis_name") -> int:
-    """Number of workers n, or a ValueError where the axis is not bound."""
+    """Number of workers n, or a ValueError where the axis is not bound or no collective could take it."""
     try:
-        return lax.axis_size(axis_name)
+        n = lax.axis_size(axis_name)
     except NameError as error:
         raise ValueError(
             f"{argument}={axis_name!r} is not a named axis here. Call inside shard_map, pmap or vmap(axis_name=...) "
             "with that axis, or use zen_jax.value_and_grad under jit."
         ) from error
+    if len(axis_names(axis_name)) > 1 and not _is_manual(axis_name):
+        raise ValueError(
+            f"{argument}={axis_name!r} names several axes, which vmap does not take at once. Use shard_map."
+        )
+    return n
+
+
+def _is_manual(axis_name: AxisName) -> bool:
+    """Whether the axes are those of an enclosing shard_map."""
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    return all(axis in manual for axis in axis_names(axis_name))
 
 
 def varying(x: Array) -> frozenset:
@@ -76,8 +87,7 @@ def all_to_all(x: Array, axis_name: AxisName) -> Array:
 
 def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> Array:
     """Sends x from source to target of each pair; what workers receive that are no target is unspecified."""
-    manual = jax.sharding.get_abstract_mesh().manual_axes
-    if not all(axis in manual for axis in axis_names(axis_name)):
+    if not _is_manual(axis_name):
         # vmap, where nothing travels, takes whole permutations only.
         workers = range(axis_size(axis_name))
         sources, targets = ([pair[end] for pair in pairs] for end in (0, 1))

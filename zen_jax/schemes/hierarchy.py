@@ -48,9 +48,7 @@ def _across(request: Request, intra_axis: AxisName, devices: int) -> Request:
 
 
 def _of_machine(info: Info, intra_axis: AxisName) -> Info:
-    """The same on every device of a machine. Bytes and rounds are so already, for all take the same branches."""
-    densities = jnp.stack([info.density, info.density_reduced])
-    imbalances = jnp.stack([info.imbalance_push, info.imbalance_pull])
-    density, density_reduced = lax.pmean(densities, intra_axis)
-    push, pull = lax.pmax(imbalances, intra_axis)
-    return info._replace(density=density, density_reduced=density_reduced, imbalance_push=push, imbalance_pull=pull)
+    """The same on every device of a machine; bytes and rounds are so already, for all take the same branches."""
+    largest = Info(*lax.pmax(jnp.stack(info), intra_axis))
+    density, density_reduced = lax.pmean(jnp.stack([info.density, info.density_reduced]), intra_axis)
+    return largest._replace(density=density, density_reduced=density_reduced)
