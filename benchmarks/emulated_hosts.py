@@ -51,6 +51,11 @@ class Host:
         return ["ip", "netns", "exec", self.name, *named, *command]
 
 
+def nth_host(i: int) -> Host:
+    """The i-th host, so that a process on any host can name them all."""
+    return Host(f"{PREFIX}-{i}", f"10.77.0.{i + 1}")
+
+
 def why_not() -> str | None:
     """Why this machine cannot emulate hosts, or None where it can."""
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
@@ -83,7 +88,7 @@ def emulated_hosts(count: int) -> Iterator[list[Host]]:
             raise HostsError("another run is using its emulated hosts: wait until it ends") from None
         _remove()
         try:
-            yield _make([Host(f"{PREFIX}-{i}", f"10.77.0.{i + 1}") for i in range(count)])
+            yield _make([nth_host(i) for i in range(count)])
         finally:
             _remove()
 

@@ -73,7 +73,7 @@ def measure(group: Group, problem: Problem, cases: Sequence[Case], options: argp
         _say(group, f"{case.name}: right; first call {first_calls[case.name]:.1f} s")
     for rate in options.rates:
         if rate != AS_IS and group.rank == 0:
-            hosts = [emulated_hosts.Host(f"{emulated_hosts.PREFIX}-{i}", "") for i in range(group.size)]
+            hosts = [emulated_hosts.nth_host(i) for i in range(group.size)]
             emulated_hosts.set_rate(hosts, None if rate == UNLIMITED else rate)
         group.gather(np.zeros(1))  # the rate is set before any goes on
         extra = group.at_rate(rate)

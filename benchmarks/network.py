@@ -12,6 +12,7 @@ Choose a rate so low that sending outweighs computing: emulated hosts share this
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -35,6 +36,8 @@ from zen_jax.planning.costs import candidates
 PLAN_STEPS = 2
 GROUP_TIMEOUT = 1800  # seconds after which a group of processes is taken to hang
 PORT = 7700
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_ARENA_MAX": "1"}
+"""For glibc's malloc, what examples/lm/memory.py sets from inside; for peers too."""
 CASE_OPTIONS = ("scheme", "unit", "capacity", "push_format", "pull_format")
 ABLATION = {
     "sparse_ps, elements": {"scheme": "sparse_ps", "unit": 1},
@@ -101,6 +104,8 @@ def measure_given(options: argparse.Namespace, problem: Path) -> list[dict[str, 
 
 def run_group(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     """Runs processes until all have ended, or one has failed; returns the records that the first one printed."""
+    # A training loop reuses its memory; without this, faulting fresh pages in would drown all else.
+    variables = os.environ | KEEP_FREED_MEMORY
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder) / f"{i}.log" for i in range(len(commands))]
         processes: list[subprocess.Popen] = []
@@ -109,7 +114,9 @@ def run_group(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
                 with log.open("w") as output:
                     # What the first says is progress; the others matter only where one of them fails.
                     errors = subprocess.STDOUT if processes else None
-                    started = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
+                    started = subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=variables
+                    )
                     processes.append(started)
             deadline = time.monotonic() + GROUP_TIMEOUT
             while any(p.poll() is None for p in processes) and not any(p.poll() for p in processes):

@@ -1,5 +1,6 @@
 """zen_jax: sparse gradient synchronisation for JAX with near-optimal communication time."""
 
+from zen_jax import embedding as embedding
 from zen_jax import hashing as hashing
 from zen_jax import kernels as kernels
 from zen_jax import schemes as schemes
@@ -18,8 +19,18 @@ from zen_jax.planning.plan import plan as plan
 from zen_jax.planning.profile import SparsityProfile as SparsityProfile
 from zen_jax.planning.profile import profile as profile
 from zen_jax.planning.simulate import simulate as simulate
+from zen_jax.row_sparse import RowSparseGradient as RowSparseGradient
 from zen_jax.training import value_and_grad as value_and_grad
+from zen_jax.transforms.dgc import DgcState as DgcState
+from zen_jax.transforms.dgc import dgc as dgc
+from zen_jax.transforms.dgc import warmup_density as warmup_density
+from zen_jax.transforms.random_k import RandomKState as RandomKState
+from zen_jax.transforms.random_k import random_k as random_k
 from zen_jax.transforms.synchronize import SynchronizeState as SynchronizeState
 from zen_jax.transforms.synchronize import synchronize as synchronize
+from zen_jax.transforms.threshold import ThresholdState as ThresholdState
+from zen_jax.transforms.threshold import threshold as threshold
+from zen_jax.transforms.top_k import TopKState as TopKState
+from zen_jax.transforms.top_k import top_k as top_k
 
 __version__ = "0.1.0"

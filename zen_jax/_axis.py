@@ -26,14 +26,15 @@ def axis_size(axis_name: AxisName) -> int:
         ) from error
 
 
-def _varying(x: Array) -> frozenset:
+def varying(x: Array) -> frozenset:
+    """The axes of an enclosing shard_map(check_vma=True) along which x is known to vary."""
     return jax.typeof(x).manual_axis_type.varying
 
 
 def check_not_reduced(name: str, x: Array, axis_name: AxisName) -> None:
     """Refuses a gradient that shard_map(check_vma=True) knows to be the same on every worker."""
-    tracked = _varying(lax.axis_index(axis_name))
-    reduced = [axis for axis in axis_names(axis_name) if axis in tracked and axis not in _varying(x)]
+    tracked = varying(lax.axis_index(axis_name))
+    reduced = [axis for axis in axis_names(axis_name) if axis in tracked and axis not in varying(x)]
     if reduced:
         raise ValueError(
             f"{name} does not vary over axis {reduced[0]!r}: it is already reduced, and averaging it again would give "
@@ -45,7 +46,7 @@ def check_not_reduced(name: str, x: Array, axis_name: AxisName) -> None:
 
 def all_gather(x: Array, axis_name: AxisName) -> Array:
     """[...] to [n, ...], the same on every worker and typed so where shard_map tracks it."""
-    invarying = any(axis in _varying(x) for axis in axis_names(axis_name))
+    invarying = any(axis in varying(x) for axis in axis_names(axis_name))
     return lax.all_gather(x, axis_name, to="invarying" if invarying else "varying")
 
 
@@ -68,7 +69,7 @@ def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> 
 
 def replicated(x: Array, axis_name: AxisName) -> Array:
     """x, which is the same on every worker, typed so where shard_map tracks it; nothing travels."""
-    if not any(axis in _varying(x) for axis in axis_names(axis_name)):
+    if not any(axis in varying(x) for axis in axis_names(axis_name)):
         return x
     return _replicated_p.bind(x, axes=axis_names(axis_name))
 

@@ -12,6 +12,7 @@ from zen_jax._typing import Array, AxisName
 from zen_jax.planning.buckets import DENSE_BELOW
 from zen_jax.planning.profile import LeafProfile, SparsityProfile, candidate_widths, leaf_profile
 from zen_jax.planning.statistics import Counts, Touched, count, touched
+from zen_jax.row_sparse import RowSparseGradient, is_row_sparse
 
 LIMIT = 1 << 20  # units of a leaf looked at; of a larger one a sample
 ELEMENT_LIMIT = 1 << 18  # the same for single elements
@@ -23,8 +24,8 @@ class Profiler:
     """Watches the gradients that `zen_jax.synchronize(..., plan=profiler)` reduces, and makes a profile of them.
 
     Trace the step anew, without the profiler, when it has seen enough: then profiling costs nothing more. Leaves under
-    1 MiB are not looked at, for they travel together. Works wherever `synchronize` does; among several hosts all come
-    to the same profile.
+    1 MiB are not looked at, for they travel together, nor are row-sparse gradients, which need no plan. Works wherever
+    `synchronize` does; among several hosts all come to the same profile.
 
     >>> import jax, jax.numpy as jnp
     >>> from zen_jax.transforms.synchronize import synchronize
@@ -42,7 +43,7 @@ class Profiler:
         self._n = self._seed = 0
         self._reports: dict[int, list[Report]] = {}
 
-    def observe(self, named: list[tuple[str, Array]], axis_name: AxisName, seed: int) -> None:
+    def observe(self, named: list[tuple[str, Array | RowSparseGradient]], axis_name: AxisName, seed: int) -> None:
         """Adds to the step that is being traced what counts its gradients; `synchronize` calls it."""
         n = _axis.axis_size(axis_name)
         self._leaves = {name: (leaf.shape, str(leaf.dtype)) for name, leaf in named}
@@ -51,7 +52,7 @@ class Profiler:
             found = {
                 (name, width): bitmap
                 for name, leaf in named
-                if leaf.nbytes >= DENSE_BELOW and n > 1
+                if leaf.nbytes >= DENSE_BELOW and n > 1 and not is_row_sparse(leaf)
                 for width, bitmap in _touched(leaf, n).items()
             }
             counts = count(list(found.values()), axis_name, seed=seed) if found else []

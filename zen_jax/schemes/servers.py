@@ -71,7 +71,7 @@ def reduce_on_servers(
     if top == 0:
         return dense_ordered(x, axis_name, request)
     *buckets, counts = partitioning.partition(x, top)
-    fullest, push_stats = _agree_on_push(counts, units, exchange)
+    fullest, push_stats = agree_on_push(counts, units, axis_name, request.planned(0))
     if not dense_fallback:
         return _exchange_sparse(exchange, top, (*buckets, counts), fullest, push_stats)
 
@@ -100,19 +100,21 @@ def _sparse_limit(exchange: _Exchange) -> int:
     return low
 
 
-def _agree_on_push(counts: Array, units: int, exchange: _Exchange) -> tuple[Array, dict[str, Array]]:
+def agree_on_push(
+    counts: Array, units: int, axis_name: AxisName, planned: int | None = None
+) -> tuple[Array, dict[str, Array]]:
     """The fullest push message of any worker, and the statistics of Info that are known by then."""
     # One tiny collective carries the exact maximum and, as float bits, the total.
     total_bits = lax.bitcast_convert_type(jnp.sum(counts, dtype=jnp.float32), jnp.int32)
-    table = _axis.all_gather(jnp.stack([jnp.max(counts), total_bits]), exchange.axis_name)
+    table = _axis.all_gather(jnp.stack([jnp.max(counts), total_bits]), axis_name)
     fullest_by_worker = table[:, 0]
     totals = lax.bitcast_convert_type(table[:, 1], jnp.float32)
     fullest = jnp.max(fullest_by_worker)
-    imbalance = exchange.n * fullest_by_worker.astype(jnp.float32) / jnp.maximum(totals, 1.0)
+    imbalance = counts.size * fullest_by_worker.astype(jnp.float32) / jnp.maximum(totals, 1.0)
     return fullest, {
         "density": jnp.mean(totals) / units,
         "imbalance_push": jnp.max(imbalance),
-        "rounds": rounds(fullest, exchange.request.planned(0)),
+        "rounds": rounds(fullest, planned),
     }
 
 

@@ -9,11 +9,13 @@ import optax
 from zen_jax import _axis, errors
 from zen_jax._typing import Array, AxisName, PyTree, Unit
 from zen_jax.collective import OPS, all_reduce
-from zen_jax.info import Info, make_info
+from zen_jax.info import Info, make_info, total
 from zen_jax.planning.buckets import BUCKET_BYTES, DENSE_BELOW, buckets
 from zen_jax.planning.live import Profiler
 from zen_jax.planning.plan import Plan
+from zen_jax.row_sparse import RowSparseGradient, is_row_sparse
 from zen_jax.schemes import registry
+from zen_jax.schemes.row_sparse import reduce_rows
 from zen_jax.trees import named_leaves
 from zen_jax.units import check_unit
 
@@ -44,7 +46,8 @@ def synchronize(
     """Reduces every worker's gradients over a named axis: put it first in an `optax.chain`, in place of `pmean`.
 
     Every leaf of at least `dense_below` bytes is an `all_reduce` of its own; the smaller ones are fused by dtype into
-    buckets and travel dense. None leaves and `optax.MaskedNode` are left alone.
+    buckets and travel dense. A `RowSparseGradient` travels as it is, whatever the scheme, unit and plan, and holds the
+    rows that any worker touched afterwards. None leaves and `optax.MaskedNode` are left alone.
 
     Args:
       axis_name: the axis of shard_map, pmap or vmap(axis_name=...) that the workers lie on.
@@ -85,10 +88,10 @@ def synchronize(
     planned = plan.leaves if isinstance(plan, Plan) else None
     fused_scheme = "dense" if scheme == "dense" else "dense_ordered"
 
-    def is_fused(name: str, leaf: Array) -> bool:
+    def is_fused(name: str, leaf: Array | RowSparseGradient) -> bool:
         return leaf.nbytes < dense_below if planned is None else planned[name].bucket is not None
 
-    def check(named: list[tuple[str, Array]], n: int | None) -> None:
+    def check(named: list[tuple[str, Array | RowSparseGradient]], n: int | None) -> None:
         for name, leaf in named:
             errors.check_float(name, leaf.dtype)
         if isinstance(plan, Plan):
@@ -99,7 +102,9 @@ def synchronize(
         check(named, n=None)
         return SynchronizeState({FUSED if is_fused(*leaf) else leaf[0]: make_info() for leaf in named})
 
-    def reduce_leaf(name: str, leaf: Array) -> tuple[Array, Info]:
+    def reduce_leaf(name: str, leaf: Array | RowSparseGradient) -> tuple[Array | RowSparseGradient, Info]:
+        if is_row_sparse(leaf):
+            return reduce_rows(leaf, axis_name, registry.Request(op=op, seed=seed))
         how = {"scheme": scheme, "unit": unit} if planned is None else planned[name].options
         return all_reduce(leaf, axis_name, op=op, seed=seed, return_info=True, **how)
 
@@ -126,19 +131,22 @@ def synchronize(
         named = named_leaves(updates)
         check(named, _axis.axis_size(axis_name))
         for name, leaf in named:
-            _axis.check_not_reduced(name, leaf, axis_name)
+            _axis.check_not_reduced(name, leaf.rows if is_row_sparse(leaf) else leaf, axis_name)
         reduced, info = {}, {}
         with jax.named_scope("zen"):
             if isinstance(plan, Profiler):
                 plan.observe(named, axis_name, seed)
-            fused = [leaf for leaf in named if is_fused(*leaf)]
+            fused = [leaf for leaf in named if is_fused(*leaf) and not is_row_sparse(leaf[1])]
             if fused:
                 arrays, info[FUSED] = reduce_fused(fused)
                 reduced.update(zip([name for name, _ in fused], arrays, strict=True))
             for name, leaf in named:
                 if name not in reduced:
-                    reduced[name], info[name] = reduce_leaf(name, leaf)
-        treedef = jax.tree.structure(updates)
+                    reduced[name], of_leaf = reduce_leaf(name, leaf)
+                    # Under the name that `init`, which sees the whole table, gave it.
+                    key = FUSED if is_fused(name, leaf) else name
+                    info[key] = total([info[key], of_leaf]) if key in info else of_leaf
+        treedef = jax.tree.structure(updates, is_leaf=is_row_sparse)
         return jax.tree.unflatten(treedef, [reduced[name] for name, _ in named]), SynchronizeState(info)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -1,0 +1,12 @@
+"""Embedding tables whose gradients are as large as the batch, not as the table.
+
+`zen_jax.embedding.nnx` and `zen_jax.embedding.linen` hold modules for Flax, which they import.
+"""
+
+from zen_jax.embedding.gradient import value_and_grad as value_and_grad
+from zen_jax.embedding.lookup import TakenRows as TakenRows
+from zen_jax.embedding.lookup import bag as bag
+from zen_jax.embedding.lookup import lookup as lookup
+from zen_jax.embedding.lookup import take_rows as take_rows
+from zen_jax.embedding.optimizers import densify as densify
+from zen_jax.embedding.optimizers import lazy as lazy

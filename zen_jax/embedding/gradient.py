@@ -1,0 +1,81 @@
+"""`value_and_grad` whose gradients of tables are row-sparse."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from zen_jax._typing import Array, PyTree
+from zen_jax.embedding.lookup import TakenRows, take_rows
+from zen_jax.trees import named_leaves
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    lookups: Callable[..., Mapping[str, PyTree]],
+    has_aux: bool = False,
+    *,
+    padding_id: int | Mapping[str, int] | None = None,
+) -> Callable[..., Any]:
+    """`jax.value_and_grad` that gives each table a `RowSparseGradient` in place of a dense one.
+
+    Args:
+      fun: a loss fun(params, *args), which reads its tables by `lookup` and `bag` alone: it gets a `TakenRows` in the
+        place of each. It returns a scalar, or (scalar, aux) with `has_aux`.
+      lookups: from the same args to the ids that fun looks up, by the table's name in params ("encoder/table"; an
+        `nnx.Param` adds "/value"): an integer array or a tree of them. A table that is read twice has one entry
+        with all ids.
+      has_aux: whether `fun` returns auxiliary data.
+      padding_id: the id that names no row, the same for all tables or by name.
+
+    Returns:
+      A function of (params, *args) that returns (value, gradients), or ((value, aux), gradients) with `has_aux`. The
+      gradients are a tree like params, with a RowSparseGradient of K entries at a table of which K ids are looked up.
+
+    Raises:
+      ValueError: for a name that params lack, and as `take_rows`.
+
+    >>> import jax.numpy as jnp
+    >>> from zen_jax.embedding import lookup
+    >>> params = {"table": jnp.ones((1000, 2)), "w": jnp.array([1.0, 2.0])}
+    >>> loss = lambda params, ids: jnp.sum(lookup(params["table"], ids) @ params["w"])
+    >>> value, gradients = value_and_grad(loss, lambda ids: {"table": ids})(params, jnp.array([3, 500, 3]))
+    >>> float(value), gradients["w"].tolist()
+    (9.0, [3.0, 3.0])
+    >>> gradients["table"].ids.tolist(), gradients["table"].rows.tolist()
+    ([3, 500, 1000], [[2.0, 4.0], [1.0, 2.0], [0.0, 0.0]])
+    """
+
+    def wrapped(params: PyTree, *args: Any) -> tuple[Any, PyTree]:
+        named = named_leaves(params)
+        treedef = jax.tree.structure(params)
+        taken = _take(dict(named), lookups(*args), padding_id)
+
+        def of_rows(leaves: list[Array]) -> Any:
+            whole = [
+                TakenRows(taken[name].ids, leaf, taken[name].num_rows) if name in taken else leaf
+                for (name, _), leaf in zip(named, leaves, strict=True)
+            ]
+            return fun(jax.tree.unflatten(treedef, whole), *args)
+
+        leaves = [taken[name].rows if name in taken else leaf for name, leaf in named]
+        value, gradients = jax.value_and_grad(of_rows, has_aux=has_aux)(leaves)
+        gradients = [
+            taken[name].gradient(gradient) if name in taken else gradient
+            for (name, _), gradient in zip(named, gradients, strict=True)
+        ]
+        return value, jax.tree.unflatten(treedef, gradients)
+
+    return wrapped
+
+
+def _take(
+    tables: Mapping[str, Array], ids: Mapping[str, PyTree], padding_id: int | Mapping[str, int] | None
+) -> dict[str, TakenRows]:
+    unknown = sorted(set(ids) - set(tables))
+    if unknown:
+        raise ValueError(
+            f"lookups name {', '.join(unknown)}, but params have {', '.join(tables)}. Use names of params."
+        )
+    padding = padding_id if isinstance(padding_id, Mapping) else dict.fromkeys(ids, padding_id)
+    return {name: take_rows(tables[name], of_table, padding_id=padding.get(name)) for name, of_table in ids.items()}

@@ -1,0 +1,48 @@
+"""A Flax linen embedding whose gradient can be row-sparse."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from zen_jax._typing import Array
+from zen_jax.embedding.lookup import bag, lookup
+
+
+class Embed(nn.Module):
+    """As `flax.linen.Embed`, for `zen_jax.embedding.value_and_grad`; with bags and padding.
+
+    Attributes:
+      num_embeddings: rows V of the table.
+      features: elements D of a row.
+      combiner: None to look single ids up, or "sum" or "mean" over bags of them, the ids' last axis.
+      padding_id: as in `zen_jax.embedding.lookup`.
+      dtype: of the table.
+      embedding_init: initialises the table.
+
+    >>> from zen_jax.embedding import value_and_grad
+    >>> model, ids = Embed(1000, 4), jnp.array([7, 3, 7])
+    >>> params = model.init(jax.random.key(0), ids)
+    >>> step = value_and_grad(lambda params, ids: model.apply(params, ids).sum(), lambda ids: {"params/embedding": ids})
+    >>> value, gradients = step(params, ids)
+    >>> gradients["params"]["embedding"].ids.tolist()
+    [3, 7, 1000]
+    """
+
+    num_embeddings: int
+    features: int
+    combiner: str | None = None
+    padding_id: int | None = None
+    dtype: jnp.dtype = jnp.float32
+    embedding_init: jax.nn.initializers.Initializer = nn.linear.default_embed_init
+
+    @nn.compact
+    def __call__(self, ids: Array) -> Array:
+        """[*ids.shape, D], or [*ids.shape[:-1], D] with a combiner."""
+        if self.has_variable("params", "embedding"):
+            # self.param refuses what stands for the table in value_and_grad.
+            table = self.get_variable("params", "embedding")
+        else:
+            table = self.param("embedding", self.embedding_init, (self.num_embeddings, self.features), self.dtype)
+        if self.combiner is None:
+            return lookup(table, ids, padding_id=self.padding_id)
+        return bag(table, ids, combiner=self.combiner, padding_id=self.padding_id)

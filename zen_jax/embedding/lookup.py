@@ -1,0 +1,175 @@
+"""Looking rows up: from a table, or from the rows of it that `take_rows` set apart for differentiation."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from zen_jax._typing import Array, PyTree
+from zen_jax.errors import check_choice
+from zen_jax.row_sparse import RowSparseGradient, unique_ids
+
+COMBINERS = ("sum", "mean")
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["ids", "rows"], meta_fields=["num_rows"])
+@dataclass(frozen=True)
+class TakenRows:
+    """The rows of a table that a step looks up, each once: what stands for the table in the differentiated function.
+
+    `lookup` and `bag` take it in place of the table.
+
+    Attributes:
+      ids: int32 [K], ascending; entries from the first `num_rows` on are unused.
+      rows: float [K, ...D], the table's rows; zeros where unused.
+      num_rows: V, the rows of the table.
+    """
+
+    ids: Array
+    rows: Array
+    num_rows: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The table's shape (V, ...D)."""
+        return (self.num_rows, *self.rows.shape[1:])
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.rows.dtype
+
+    def gradient(self, rows: Array) -> RowSparseGradient:
+        """The table's gradient, from the gradient [K, ...D] of `rows`."""
+        return RowSparseGradient(self.ids, rows, self.num_rows)
+
+
+def take_rows(table: Array, ids: PyTree, *, padding_id: int | None = None) -> TakenRows:
+    """Sets apart the rows of a table that a step looks up.
+
+    Differentiate with respect to `TakenRows.rows`: JAX's gradient of them is [K, D], with equal ids summed, where the
+    gradient of the table would be [V, D].
+
+    Args:
+      table: float [V, ...D].
+      ids: one integer array of any shape or a tree of them: K ids in all, equal ones counted.
+      padding_id: an id that names no row, or None. It need not lie in [0, V).
+
+    Returns:
+      A TakenRows with K entries.
+
+    Raises:
+      ValueError: for ids that are no integers, or outside [0, V). Under jit ids are not known; there rows of ids
+        outside turn out as NaN when they are looked up.
+
+    >>> import jax, jax.numpy as jnp
+    >>> table, ids = jnp.arange(10.0)[:, None], jnp.array([7, 3, 7])
+    >>> taken = take_rows(table, ids)
+    >>> gradient = jax.grad(lambda rows: jnp.sum(lookup(TakenRows(taken.ids, rows, 10), ids) ** 2))(taken.rows)
+    >>> taken.ids.tolist(), taken.gradient(gradient).rows[:, 0].tolist()
+    ([3, 7, 10], [6.0, 28.0, 0.0])
+    """
+    num_rows = table.shape[0]
+    arrays = jax.tree.leaves(ids)
+    for array in arrays:
+        check_ids(array, num_rows, padding_id)
+    flat = [_valid_or(num_rows, jnp.asarray(array).reshape(-1), num_rows, padding_id) for array in arrays]
+    unique, _ = unique_ids(jnp.concatenate([jnp.zeros(0, jnp.int32), *flat]), num_rows)
+    rows = table.at[unique].get(mode="fill", fill_value=0, indices_are_sorted=True, wrap_negative_indices=False)
+    return TakenRows(unique, rows, num_rows)
+
+
+def lookup(table: Array | TakenRows, ids: Array, *, padding_id: int | None = None) -> Array:
+    """The rows of a table at some ids.
+
+    Args:
+      table: float [V, ...D], or the TakenRows of one.
+      ids: integers of any shape.
+      padding_id: an id whose rows are zeros without gradient, or None. It need not lie in [0, V).
+
+    Returns:
+      [*ids.shape, ...D] of the table's dtype.
+
+    Raises:
+      ValueError: for ids that are no integers, or outside [0, V). Under jit, where ids are not known, their rows are
+        NaN; so are those of ids that `take_rows` was not given.
+
+    >>> import jax.numpy as jnp
+    >>> lookup(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1, -1, 0]), padding_id=-1).tolist()
+    [[3.0, 4.0], [0.0, 0.0], [1.0, 2.0]]
+    """
+    num_rows = table.shape[0]
+    check_ids(ids, num_rows, padding_id)
+    ids = jnp.asarray(ids)
+    rows = table.rows if isinstance(table, TakenRows) else table
+    at = _valid_or(num_rows, ids, num_rows, padding_id)
+    if isinstance(table, TakenRows) and rows.shape[0]:
+        found = jnp.searchsorted(table.ids, at.reshape(-1)).astype(jnp.int32).reshape(at.shape)
+        missing = (at == num_rows) | (table.ids.at[found].get(mode="clip") != at)
+        at = jnp.where(missing, rows.shape[0], found)
+    looked_up = rows.at[at].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    if padding_id is None:
+        return looked_up
+    padding = lax.expand_dims(ids == padding_id, range(ids.ndim, looked_up.ndim))
+    return jnp.where(padding, jnp.zeros((), looked_up.dtype), looked_up)
+
+
+def bag(table: Array | TakenRows, ids: Array, *, combiner: str = "sum", padding_id: int | None = None) -> Array:
+    """The sum or mean of the rows of each bag of ids.
+
+    Args:
+      table: float [V, ...D], or the TakenRows of one.
+      ids: integers [..., L]: bags of L ids; shorter ones are filled up with `padding_id`.
+      combiner: "sum" or "mean". Means leave padding out; that of a bag with nothing else is zero.
+      padding_id: as in `lookup`.
+
+    Returns:
+      [..., ...D] of the table's dtype.
+
+    Raises:
+      ValueError: for an unknown combiner, ids that have no last axis, and as `lookup`.
+
+    >>> import jax.numpy as jnp
+    >>> table = jnp.array([[1.0], [2.0], [6.0]])
+    >>> bag(table, jnp.array([[0, 2], [1, -1]]), combiner="mean", padding_id=-1).tolist()
+    [[3.5], [2.0]]
+    """
+    check_choice("combiner", combiner, COMBINERS)
+    if not jnp.ndim(ids):
+        raise ValueError("ids of a bag must have a last axis, its length, but they are a scalar.")
+    axis = jnp.ndim(ids) - 1
+    total = jnp.sum(lookup(table, ids, padding_id=padding_id), axis=axis)
+    if combiner == "sum":
+        return total
+    counted = jnp.ones_like(ids, bool) if padding_id is None else jnp.asarray(ids) != padding_id
+    counts = jnp.maximum(jnp.sum(counted, axis=axis), 1).astype(total.dtype)
+    return total / lax.expand_dims(counts, range(axis, total.ndim))
+
+
+def check_ids(ids: Any, num_rows: int, padding_id: int | None = None) -> None:
+    """Raises a ValueError where ids are no integers or, if they are known, lie outside [0, num_rows)."""
+    if not jnp.issubdtype(jnp.result_type(ids), jnp.integer):
+        raise ValueError(f"ids have dtype {jnp.result_type(ids)}, but they must be integers.")
+    if isinstance(ids, jax.core.Tracer):
+        return
+    ids = np.asarray(ids)
+    outside = (ids < 0) | (ids >= num_rows)
+    if padding_id is not None:
+        outside &= ids != padding_id
+    if outside.any():
+        where = tuple(int(i) for i in np.argwhere(outside)[0])
+        raise ValueError(
+            f"ids hold {ids[where]} at {list(where)}, but the table has rows 0 to {num_rows - 1}. "
+            "Map unknown ids to a row of their own, or name the one that stands for none: padding_id."
+        )
+
+
+def _valid_or(other: int, ids: Array, num_rows: int, padding_id: int | None) -> Array:
+    """int32 ids, with `other` in place of padding and of those outside [0, num_rows)."""
+    valid = (ids >= 0) & (ids < num_rows)
+    if padding_id is not None:
+        valid &= ids != padding_id
+    return jnp.where(valid, ids, other).astype(jnp.int32)

@@ -1,0 +1,52 @@
+"""A Flax NNX embedding whose gradient can be row-sparse."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from zen_jax._typing import Array
+from zen_jax.embedding.lookup import bag, lookup
+
+
+class Embed(nnx.Module):
+    """As `flax.nnx.Embed`, for `zen_jax.embedding.value_and_grad`; with bags and padding.
+
+    Args:
+      num_embeddings: rows V of the table.
+      features: elements D of a row.
+      combiner: None to look single ids up, or "sum" or "mean" over bags of them, the ids' last axis.
+      padding_id: as in `zen_jax.embedding.lookup`.
+      dtype: of the table.
+      embedding_init: initialises the table.
+      rngs: holds the key "params".
+
+    >>> import jax, optax
+    >>> from zen_jax.embedding import value_and_grad
+    >>> graph, params = nnx.split(Embed(1000, 4, rngs=nnx.Rngs(0)), nnx.Param)
+    >>> loss = lambda params, ids: jnp.sum(nnx.merge(graph, params)(ids))
+    >>> step = value_and_grad(loss, lambda ids: {"embedding/value": ids})
+    >>> value, gradients = step(params, jnp.array([7, 3, 7]))
+    >>> jax.tree.leaves(gradients)[0].tolist()
+    [3, 7, 1000]
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        features: int,
+        *,
+        combiner: str | None = None,
+        padding_id: int | None = None,
+        dtype: jnp.dtype = jnp.float32,
+        embedding_init: jax.nn.initializers.Initializer = nnx.nn.linear.default_embed_init,
+        rngs: nnx.Rngs,
+    ) -> None:
+        self.embedding = nnx.Param(embedding_init(rngs.params(), (num_embeddings, features), dtype))
+        self.combiner, self.padding_id = combiner, padding_id
+
+    def __call__(self, ids: Array) -> Array:
+        """[*ids.shape, D], or [*ids.shape[:-1], D] with a combiner."""
+        table = self.embedding.get_value()
+        if self.combiner is None:
+            return lookup(table, ids, padding_id=self.padding_id)
+        return bag(table, ids, combiner=self.combiner, padding_id=self.padding_id)

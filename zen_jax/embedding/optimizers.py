@@ -1,0 +1,94 @@
+"""How optax updates tables by row-sparse gradients: lazily, touched rows alone, or as if the gradient were dense."""
+
+from typing import Any
+
+import jax
+import optax
+
+from zen_jax._typing import PyTree
+from zen_jax.row_sparse import RowSparseGradient, is_row_sparse
+
+
+def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """An optax transformation that sees, of tables with a `RowSparseGradient`, the touched rows alone.
+
+    A step costs as much as the touched rows, not as the table. For `optax.sgd` and `optax.adagrad` the result is that
+    of the dense gradient, because a row without gradient stays as it is. With momentum, `optax.adam` and `optax.adamw`
+    it differs: a dense step also decays the moments of untouched rows, moves those rows on, and shrinks them by weight
+    decay, which is work on every row of the table (`densify` does it). Lazily that happens only in steps that touch a
+    row, while the bias correction of adam counts all steps. Where every step touches every row, lazy and dense are the
+    same. Other leaves are updated as ever.
+
+    Args:
+      inner: any transformation that works element by element, or over the whole tree as `optax.clip_by_global_norm`,
+        with its state; not one that looks at a whole table, such as `optax.adafactor` or `optax.lamb`.
+
+    Returns:
+      A transformation whose state is that of `inner`, whose updates of tables are row-sparse, and which takes
+      gradients after `zen_jax.synchronize`. `optax.apply_updates` writes the touched rows only.
+
+    Raises:
+      ValueError: at update for a gradient of another shape than its table.
+
+    >>> import jax.numpy as jnp, optax
+    >>> optimizer = lazy(optax.sgd(0.5))
+    >>> params = {"table": jnp.ones((5, 2))}
+    >>> state = optimizer.init(params)
+    >>> gradient = RowSparseGradient.from_lookups(jnp.array([3]), jnp.array([[1.0, 2.0]]), num_rows=5)
+    >>> updates, state = optimizer.update({"table": gradient}, state, params)
+    >>> optax.apply_updates(params, updates)["table"][3].tolist()
+    [0.5, 0.0]
+    """
+    inner = optax.with_extra_args_support(inner)
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
+        # A tree like the state, with the gradient at whatever the state holds of a table.
+        gradients = optax.tree_utils.tree_map_params(
+            inner, lambda held, gradient: gradient, state, updates, is_leaf=lambda x: isinstance(x, optax.MaskedNode)
+        )
+        rows, state_of_rows = _rows_of(updates), jax.tree.map(_touched, state, gradients)
+        params_of_rows = None if params is None else jax.tree.map(_touched, params, updates)
+        rows, state_of_rows = inner.update(rows, state_of_rows, params_of_rows, **extra)
+        return (
+            jax.tree.map(_with_rows, updates, rows, is_leaf=is_row_sparse),
+            jax.tree.map(_written, state, gradients, state_of_rows),
+        )
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def densify() -> optax.GradientTransformation:
+    """Makes row-sparse gradients dense, for an optimizer whose dense result is wanted: put it before that.
+
+    Behind `zen_jax.synchronize` the network still moves touched rows only. The optimizer then works on every row of the
+    table, and the step's time and memory grow with it.
+
+    >>> import jax.numpy as jnp, optax
+    >>> optimizer = optax.chain(densify(), optax.adam(0.1))
+    >>> params = jnp.ones((3, 1))
+    >>> gradient = RowSparseGradient.from_lookups(jnp.array([1]), jnp.array([[1.0]]), num_rows=3)
+    >>> updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+    >>> updates.shape, round(float(updates[1, 0]), 4)
+    ((3, 1), -0.1)
+    """
+
+    def dense(leaf: Any) -> Any:
+        return leaf.to_dense() if is_row_sparse(leaf) else leaf
+
+    return optax.stateless(lambda updates, params: jax.tree.map(dense, updates, is_leaf=is_row_sparse))
+
+
+def _rows_of(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf.rows if is_row_sparse(leaf) else leaf, tree, is_leaf=is_row_sparse)
+
+
+def _touched(whole: Any, gradient: Any) -> Any:
+    return gradient.take(whole) if is_row_sparse(gradient) else whole
+
+
+def _with_rows(gradient: Any, rows: Any) -> Any:
+    return RowSparseGradient(gradient.ids, rows, gradient.num_rows) if is_row_sparse(gradient) else rows
+
+
+def _written(whole: Any, gradient: Any, rows: Any) -> Any:
+    return gradient.put(whole, rows) if is_row_sparse(gradient) else rows

@@ -1,0 +1,131 @@
+"""`RowSparseGradient`: the gradient of a table by the rows that a batch touched."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from zen_jax._typing import Array
+from zen_jax.kernels.aggregate import accumulator_dtype
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["ids", "rows"], meta_fields=["num_rows"])
+@dataclass(frozen=True)
+class RowSparseGradient:
+    """The gradient of a table [V, D] by the rows that are looked up; all others are zero.
+
+    A pytree, and one leaf to `zen_jax.synchronize` and the optimizers of `zen_jax.embedding`. Adding it to a table, as
+    `optax.apply_updates` does, writes the rows that it names and no other.
+
+    Attributes:
+      ids: int32 [K], the touched rows, ascending and each once; entries from the first `num_rows` on are unused.
+      rows: float [K, ...D], the gradient of each; zeros where unused.
+      num_rows: V, the rows of the table.
+
+    >>> import jax.numpy as jnp
+    >>> gradient = RowSparseGradient.from_lookups(jnp.array([5, 2, 5]), jnp.array([[1.0], [2.0], [3.0]]), num_rows=9)
+    >>> gradient.ids.tolist(), gradient.rows[:, 0].tolist()
+    ([2, 5, 9], [2.0, 4.0, 0.0])
+    >>> gradient.to_dense()[:, 0].tolist()
+    [0.0, 0.0, 2.0, 0.0, 0.0, 4.0, 0.0, 0.0, 0.0]
+    """
+
+    ids: Array
+    rows: Array
+    num_rows: int
+
+    @classmethod
+    def from_lookups(cls, ids: Array, rows: Array, num_rows: int) -> "RowSparseGradient":
+        """Merges the gradients of single lookups: int [K] and float [K, ...D]. Ids outside [0, V) are left out.
+
+        Equal ids are summed, 16-bit floats in float32.
+        """
+        valid = (ids >= 0) & (ids < num_rows)
+        unique, slots = unique_ids(jnp.where(valid, ids, num_rows).astype(jnp.int32), num_rows)
+        total = jnp.zeros_like(rows, accumulator_dtype(rows.dtype))
+        total = total.at[jnp.where(valid, slots, ids.size)].add(rows.astype(total.dtype), mode="drop")
+        return cls(unique, total.astype(rows.dtype), num_rows)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The table's shape (V, ...D)."""
+        return (self.num_rows, *self.rows.shape[1:])
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.rows.dtype
+
+    @property
+    def size(self) -> int:
+        """Elements of the table."""
+        return self.num_rows * (self.rows.size // max(1, self.rows.shape[0]))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table."""
+        return self.size * self.dtype.itemsize
+
+    def to_dense(self) -> Array:
+        """The gradient [V, ...D], zeros included."""
+        return jnp.zeros_like(self.rows, shape=self.shape) + self
+
+    def take(self, table: Array) -> Array:
+        """[K, ...D]: the table's rows at `ids`; zeros where unused."""
+        check_intact(self)
+        return table.at[self.ids].get(
+            mode="fill", fill_value=0, indices_are_sorted=True, unique_indices=False, wrap_negative_indices=False
+        )
+
+    def put(self, table: Array, rows: Array) -> Array:
+        """The table with `rows` [K, ...D] in place of those at `ids`; in place where the table is donated."""
+        return self._at(table).set(rows.astype(table.dtype), **_UNIQUE)
+
+    def __radd__(self, table: Array) -> Array:
+        return self._at(table).add(self.rows.astype(table.dtype), **_UNIQUE)
+
+    def _at(self, table: Array) -> Any:
+        check_intact(self)
+        if table.shape != self.shape:
+            raise ValueError(
+                f"RowSparseGradient is for a table of shape {self.shape}, but the table has {table.shape}."
+            )
+        # Unused entries get distinct ids past the end, so that every index is unique.
+        entry = jnp.arange(self.ids.size, dtype=jnp.int32)
+        return table.at[jnp.where(self.ids < self.num_rows, self.ids, self.num_rows + entry)]
+
+
+_UNIQUE: dict[str, Any] = {
+    "mode": "drop",
+    "indices_are_sorted": True,
+    "unique_indices": True,
+    "wrap_negative_indices": False,
+}
+
+
+def is_row_sparse(leaf: Any) -> bool:
+    """Whether a node of a tree is a `RowSparseGradient`: for `is_leaf` of `jax.tree`."""
+    return isinstance(leaf, RowSparseGradient)
+
+
+def check_intact(gradient: RowSparseGradient) -> None:
+    """Raises a ValueError where a transformation that does not know row-sparse leaves has computed with the ids."""
+    if gradient.ids.dtype != jnp.int32:
+        raise ValueError(
+            f"RowSparseGradient has ids of {gradient.ids.dtype}, but they must be int32: a transformation before this "
+            "one has computed with them. Wrap it in zen_jax.embedding.lazy, which passes it the rows alone."
+        )
+
+
+def unique_ids(ids: Array, unused: int) -> tuple[Array, Array]:
+    """The distinct ids of int32 [K], ascending and filled up with `unused`: int32 [K]; and where each went: int32 [K].
+
+    No id exceeds `unused`.
+    """
+    order = jnp.argsort(ids, stable=True)
+    ascending = ids[order]
+    is_first = jnp.concatenate([jnp.ones_like(ids, bool, shape=(min(1, ids.size),)), ascending[1:] != ascending[:-1]])
+    rank = jnp.cumsum(is_first, dtype=jnp.int32) - 1
+    unique = jnp.full_like(ids, unused).at[rank].set(ascending)
+    return unique, jnp.zeros_like(rank).at[order].set(rank, unique_indices=True)

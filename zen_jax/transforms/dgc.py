@@ -1,0 +1,183 @@
+"""`dgc`: Deep Gradient Compression, which sends few elements of a gradient without losing accuracy."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from zen_jax import _axis, errors
+from zen_jax._typing import Array, AxisName, PyTree
+from zen_jax.transforms import feedback
+from zen_jax.transforms.selection import largest
+
+EXCESS = 1.3  # how far above its share of elements a threshold may go before it is adapted
+
+
+class DgcState(NamedTuple):
+    """State of `dgc`."""
+
+    count: Array  # int32 [], steps taken
+    velocity: PyTree  # momentum of every leaf, of the gradients' shapes
+    residual: PyTree  # velocities not sent yet; None for leaves that travel dense
+
+
+def dgc(
+    density: float | Callable[[Array], Array] = 0.001,
+    *,
+    momentum: float = 0.9,
+    clip_norm: float | None = None,
+    axis_name: AxisName | None = None,
+    model_axis: AxisName | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Deep Gradient Compression: sends the largest accumulated velocities, keeps the rest.
+
+    Leaves of two or more dimensions are sparsified; biases and scales go dense, with plain momentum. For gradient g:
+
+        velocity = momentum * velocity + g              momentum correction
+        total = residual + velocity
+        sent = total where |total| reaches a threshold, 0 elsewhere
+        residual = total - sent
+        velocity = 0 where sent                         momentum factor masking
+
+    Momentum lives here, so the optimizer behind must have none: `optax.chain(zen.dgc(...), zen.synchronize(axis,
+    unit="element"), optax.sgd(rate))`. Weight decay goes behind `synchronize`, too.
+
+    The threshold comes from a sample of a hundredth and is adapted until it sends at least k = ceil(density * size)
+    elements and at most 1.3 k; of equal magnitudes that would exceed this, the first are sent. (The original stops
+    after ten adaptations and cuts off what lies last.) Elements that are not finite are sent beyond k, and momentum and
+    residual stay finite.
+
+    Args:
+      density: share of the elements to send, above 0 and at most 1, or a schedule from the step count to it:
+        see `warmup_density`.
+      momentum: 0 to below 1.
+      clip_norm: bound on the norm of the whole, reduced gradient: before it is accumulated, each worker's gradient is
+        scaled down to a norm of clip_norm / sqrt(n).
+      axis_name: the axis of the n workers; needed with clip_norm only.
+      model_axis: axis of tensor parallelism. A leaf's shards share one threshold, from samples gathered over the
+        axis, and k counts the whole leaf. In the clipped norm a leaf that is replicated over the axis counts once for
+        each device.
+
+    Returns:
+      An `optax.GradientTransformationExtraArgs` with `DgcState`: sent + residual is last residual + velocity, to the
+      bit. State of 16-bit floats is float32 and keeps what rounding cuts off, too. State differs between workers.
+
+    Raises:
+      ValueError: for a density, momentum or clip_norm out of range, or clip_norm without axis_name; at init or update
+        for leaves that are no floats; at update for an axis that is not bound.
+
+    >>> import jax.numpy as jnp
+    >>> sparsifier = dgc(density=0.25, momentum=0.5)
+    >>> state = sparsifier.init(jnp.zeros((2, 2)))
+    >>> sent, state = sparsifier.update(jnp.array([[1.0, 4.0], [2.0, 0.0]]), state)
+    >>> sent, state = sparsifier.update(jnp.array([[1.0, 2.0], [0.5, 0.0]]), state)
+    >>> sent.tolist(), state.residual.tolist()
+    ([[0.0, 0.0], [3.5, 0.0]], [[2.5, 2.0], [0.0, 0.0]])
+
+    Source: Lin et al., "Deep Gradient Compression" (ICLR 2018), section 3; tensor parallelism: ZEN (OSDI 2025),
+    section 4.
+    """
+    if not callable(density):
+        density = feedback.check_density(density)
+    _check(momentum, clip_norm, axis_name)
+
+    def init(params: PyTree) -> DgcState:
+        velocity = feedback.zeros(params)
+        residual = jax.tree.map(lambda leaf: jnp.zeros_like(leaf) if leaf.ndim > 1 else None, velocity)
+        return DgcState(jnp.zeros((), jnp.int32), velocity, residual)
+
+    def update(updates: PyTree, state: DgcState, params: PyTree = None, **_) -> tuple[PyTree, DgcState]:
+        del params
+        share = density(state.count) if callable(density) else density
+        factor = None if clip_norm is None else _clip_factor(updates, clip_norm, axis_name, model_axis)
+
+        def leaf(_: str, update: Array, velocity: Array, residual: Array | None) -> tuple[Array, Array, Array | None]:
+            gradient = update.astype(velocity.dtype)
+            if factor is not None:
+                gradient *= factor.astype(gradient.dtype)
+            velocity = velocity.dtype.type(momentum) * velocity + gradient
+            if residual is None:
+                sent = velocity.astype(update.dtype)
+                return sent, jnp.where(jnp.isfinite(velocity), velocity, jnp.zeros_like(velocity)), None
+            if not update.size:
+                return update, velocity, residual
+            total = feedback.add(velocity, residual)
+            least, most = _bounds(share, update.size, model_axis)
+            chosen = largest(total.reshape(-1), least, most, model_axis=model_axis).reshape(total.shape)
+            sent, residual = feedback.split(total, chosen, update.dtype)
+            masked = chosen | ~jnp.isfinite(total)
+            return sent, jnp.where(masked, jnp.zeros_like(velocity), velocity), residual
+
+        sent, velocity, residual = feedback.map_leaves(leaf, updates, state.velocity, state.residual)
+        return sent, DgcState(optax.safe_increment(state.count), velocity, residual)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def warmup_density(density: float, steps: int, stages: int = 5) -> Callable[[Array], Array]:
+    """A schedule for `dgc` that lowers the density exponentially, so that early, fast-changing gradients go whole.
+
+    Args:
+      density: the density from step `steps` on, above 0 and at most 1.
+      steps: how many steps the warm-up takes; DGC takes four or five epochs.
+      stages: of equal length; in stage i (0 first) the density is density ** ((i + 1) / (stages + 1)).
+
+    Returns:
+      A function from the step count (int32 []) to the density (float32 []).
+
+    Raises:
+      ValueError: for a density outside (0, 1], or steps or stages below 1.
+
+    >>> schedule = warmup_density(0.001, steps=50)
+    >>> [round(float(schedule(step)), 4) for step in (0, 10, 20, 30, 40, 50, 1000)]
+    [0.3162, 0.1, 0.0316, 0.01, 0.0032, 0.001, 0.001]
+
+    Source: Lin et al., "Deep Gradient Compression" (ICLR 2018), section 3.3.
+    """
+    density = feedback.check_density(density)
+    errors.check_at_least("steps", steps, 1)
+    errors.check_at_least("stages", stages, 1)
+    values = [density ** (stage / (stages + 1)) for stage in range(1, stages + 2)]
+    ends = [-(-steps * stage // stages) for stage in range(1, stages + 1)]
+
+    def schedule(count: Array) -> Array:
+        stage = jnp.sum(count >= jnp.asarray(ends, jnp.int32))
+        return jnp.asarray(values, jnp.float32)[stage]
+
+    return schedule
+
+
+def _check(momentum: float, clip_norm: float | None, axis_name: AxisName | None) -> None:
+    if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 <= momentum < 1:
+        raise ValueError(f"momentum={momentum!r} must be a number from 0 to below 1.")
+    if clip_norm is None:
+        return
+    if isinstance(clip_norm, bool) or not isinstance(clip_norm, int | float) or not 0 < clip_norm < math.inf:
+        raise ValueError(f"clip_norm={clip_norm!r} must be a finite number above 0, or None.")
+    if axis_name is None:
+        raise ValueError(f"clip_norm={clip_norm!r} is shared among n workers: pass axis_name, the axis they lie on.")
+
+
+def _bounds(share: float | Array, size: int, model_axis: AxisName | None) -> tuple[Array | int, Array | int]:
+    """The fewest and the most elements to send of a leaf, over all its shards."""
+    size *= 1 if model_axis is None else _axis.axis_size(model_axis)
+    if isinstance(share, float):
+        least = feedback.kept(share, size)
+        return least, min(int(EXCESS * least), size)
+    least = jnp.clip(jnp.ceil(jnp.asarray(share, jnp.float32) * jnp.float32(size)).astype(jnp.int32), 1, size)
+    return least, jnp.minimum((jnp.float32(EXCESS) * least.astype(jnp.float32)).astype(jnp.int32), size)
+
+
+def _clip_factor(updates: PyTree, clip_norm: float, axis_name: AxisName, model_axis: AxisName | None) -> Array:
+    """What to multiply a worker's gradients with: the same on all its shards, and 1 if they are not finite."""
+    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(updates)]
+    squared = sum(squares, jnp.float32(0))
+    if model_axis is not None:
+        squared = lax.psum(squared, model_axis)
+    limit = jnp.float32(clip_norm / math.sqrt(_axis.axis_size(axis_name)))
+    factor = jnp.minimum(limit / jnp.sqrt(squared), jnp.float32(1))
+    return jnp.where(jnp.isfinite(squared), factor, jnp.float32(1))
