@@ -16,11 +16,12 @@ from zen_jax import errors, kernels
 from zen_jax._typing import Array
 from zen_jax.planning.cluster import COLLECTIVES, Cluster, Link, Rate
 
-BYTES = (1 << 12, 1 << 16, 1 << 19, 1 << 21)  # that a worker sends in one collective
+SMALL, MEDIUM, LARGE = 1 << 12, 1 << 20, 1 << 26  # bytes that a worker sends in one collective
+LARGE_SECONDS = 0.4  # that a collective of large messages may take: slow links get smaller ones
+IN_A_ROW = (1, 5)  # small collectives in one timed call, so that starting the call is told from them
 REPEATS = 5
-IN_A_ROW = (1, 5)  # collectives in one timed call, so that starting the call is told from them
-ROWS, COLUMNS = 1 << 15, 64  # of the tensor that kernels are timed on
-DENSITIES = (0.01, 0.1, 0.3)
+ROWS, COLUMNS = 1 << 18, 64  # of the tensor that kernels are timed on: 64 MiB, beyond what caches and malloc keep
+DENSITIES = (0.01, 0.2)
 
 
 def calibrate(mesh: Mesh, axis_name: str = "data") -> Cluster:
@@ -62,27 +63,33 @@ def calibrate(mesh: Mesh, axis_name: str = "data") -> Cluster:
 
 
 def _measure_links(mesh: Mesh, axis_name: str, n: int) -> dict[str, Link]:
-    seconds = {name: [_time_collective(name, nbytes, mesh, axis_name, n) for nbytes in BYTES] for name in COLLECTIVES}
-    agreed = _slowest(np.asarray([seconds[name] for name in COLLECTIVES]), mesh)
-    calls = np.asarray([(1, times, times * nbytes) for nbytes in BYTES for times in IN_A_ROW], float)
     links = {}
-    for name, times in zip(COLLECTIVES, agreed, strict=True):
-        _, latency, per_byte = _fit(calls, times.reshape(-1))
+    for name in COLLECTIVES:
+        run = _collective(name, mesh, axis_name, n)
+
+        def timed(nbytes: int, times: int, run: Callable[..., Any] = run) -> tuple[tuple[int, ...], float]:
+            seconds = _slowest(np.asarray(_seconds(lambda: run(nbytes, times))), mesh)
+            return (1, times, times * nbytes), float(seconds)
+
+        measured = [timed(SMALL, times) for times in IN_A_ROW] + [timed(MEDIUM, 1)]
+        _, seconds = measured[-1]
+        # Two sizes far apart tell the rate that large messages get: bursts, buffers and caches flatter small ones.
+        measured.append(timed(int(min(LARGE, max(2, LARGE_SECONDS / seconds) * MEDIUM)), 1))
+        calls, seconds = map(np.asarray, zip(*measured, strict=True))
+        _, latency, per_byte = _fit(calls.astype(float), seconds)
         one = Cluster(1, latency_us=1.0).seconds(name, 0, n) * 1e6  # steps of the collective
         links[name] = Link(latency * 1e6 / one, 8e-9 / max(per_byte, 1e-15))
     return links
 
 
-def _time_collective(name: str, nbytes: int, mesh: Mesh, axis_name: str, n: int) -> list[float]:
-    """Seconds of calls with `IN_A_ROW` collectives, in each of which a worker sends about `nbytes` bytes."""
+def _collective(name: str, mesh: Mesh, axis_name: str, n: int) -> Callable[[int, int], Array]:
+    """Runs a collective in which a worker sends about so many bytes, some times in a row."""
     sent_for_each_byte_held = {
         "all_to_all": (n - 1) / n,
         "all_gather": n - 1,
         "psum": 2 * (n - 1) / n,
         "permute": 1,
     }
-    rows = max(1, round(nbytes / sent_for_each_byte_held[name] / (4 * n)))
-    held = jnp.ones((n, rows), jnp.float32)
     ring = [(i, (i + 1) % n) for i in range(n)]
     once: dict[str, Callable[[Array], Array]] = {
         "all_to_all": lambda x: lax.all_to_all(x, axis_name, 0, 0),
@@ -95,7 +102,12 @@ def _time_collective(name: str, nbytes: int, mesh: Mesh, axis_name: str, n: int)
         return lax.fori_loop(0, times, lambda _, x: once[name](x), x)[None]
 
     run = _on_workers(worker, mesh, axis_name)
-    return [_seconds(lambda times=times: run(held, np.int32(times))) for times in IN_A_ROW]
+
+    def of_bytes(nbytes: int, times: int) -> Array:
+        rows = max(1, round(nbytes / sent_for_each_byte_held[name] / (4 * n)))
+        return run(jnp.ones((n, rows), jnp.float32), np.int32(times))
+
+    return of_bytes
 
 
 def _measure_kernels(mesh: Mesh, axis_name: str, n: int) -> dict[str, Rate]:
