@@ -136,6 +136,16 @@ def test_options_change_no_bit(options):
         check(all_reduce(scheme="zen", **options)(stack), expected_sum(stack, N * K), name)
 
 
+@pytest.mark.parametrize("scheme", ["auto", "sparcml"])
+def test_devices_with_very_different_shares_take_the_same_branches(scheme):
+    """Collective-permutes of devices that branched apart would wait for each other for ever."""
+    stack = np.zeros((N, K, 600, 32), np.float32)
+    stack[:, :, ::K] = np.random.default_rng(0).integers(1, 9, (N, K, 200, 32))
+    reduced, info = all_reduce(scheme=scheme, unit="row", op="sum", return_info=True)(stack)
+    check(reduced, stack.sum(axis=(0, 1)))
+    assert info.dense_taken == 1
+
+
 def test_nested_vmap():
     n, k = 3, 2
     stack = by_device(sparse(np.random.default_rng(0), n * k, (301, 16), 0.1, integers=False), n, k)

@@ -18,7 +18,7 @@ class Request(NamedTuple):
     seed: int = 0
     push_format: str = "coo"
     pull_format: str = "hash_bitmap"
-    intra_axis: AxisName | None = None
+    intra_axis: AxisName | None = None  # of a machine's devices, which all take the same branches
 
     def planned(self, exchange: int) -> int | None:
         """Units expected in the fullest message of a scheme's exchange, counted from 0; None where nobody said."""
