@@ -11,17 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import ArrayLike
 
 from zen_jax import errors, kernels
 from zen_jax._typing import Array
 from zen_jax.planning.cluster import COLLECTIVES, Cluster, Link, Rate
 
 SMALL, MEDIUM, LARGE = 1 << 12, 1 << 20, 1 << 26  # bytes that a worker sends in one collective
-LARGE_SECONDS = 0.4  # that a collective of large messages may take: slow links get smaller ones
+LARGE_SECONDS = 0.25  # that a collective of large messages may take: slow links get smaller ones
 IN_A_ROW = (1, 5)  # small collectives in one timed call, so that starting the call is told from them
-REPEATS = 5
+WARM_UP, REPEATS = 3, 5  # calls: the first compiles, and more find memory that no call has touched
 ROWS, COLUMNS = 1 << 18, 64  # of the tensor that kernels are timed on: 64 MiB, beyond what caches and malloc keep
 DENSITIES = (0.01, 0.2)
+
+Slowest = Callable[[ArrayLike], np.ndarray]
 
 
 def calibrate(mesh: Mesh, axis_name: str = "data") -> Cluster:
@@ -47,43 +50,40 @@ def calibrate(mesh: Mesh, axis_name: str = "data") -> Cluster:
     """
     errors.check_choice("axis_name", axis_name, mesh.axis_names)
     n = mesh.shape[axis_name]
-    links = _measure_links(mesh, axis_name, n) if n > 1 else {}
+    slowest = _slowest_over(mesh)
+    links = _measure_links(mesh, axis_name, slowest) if n > 1 else {}
     processes = len({device.process_index for device in mesh.devices.flat})
     hosts = processes if n % processes == 0 else n
-    slowest = min((link.gbps for link in links.values()), default=Cluster.inter_gbps)
+    gbps = min((link.gbps for link in links.values()), default=Cluster.inter_gbps)
     latency = max((link.latency_us for link in links.values()), default=Cluster.latency_us)
     return Cluster(
         hosts,
         n // hosts,
-        inter_gbps=slowest,
+        inter_gbps=gbps,
         latency_us=latency,
         collectives=links,
-        kernels=_measure_kernels(mesh, axis_name, n),
+        kernels=_measure_kernels(mesh, axis_name, slowest),
     )
 
 
-def _measure_links(mesh: Mesh, axis_name: str, n: int) -> dict[str, Link]:
-    links = {}
+def _measure_links(mesh: Mesh, axis_name: str, slowest: Slowest) -> dict[str, Link]:
+    """Latency from small messages; the rate from large ones, for bursts, buffers and caches flatter all others."""
+    n, links = mesh.shape[axis_name], {}
     for name in COLLECTIVES:
-        run = _collective(name, mesh, axis_name, n)
-
-        def timed(nbytes: int, times: int, run: Callable[..., Any] = run) -> tuple[tuple[int, ...], float]:
-            seconds = _slowest(np.asarray(_seconds(lambda: run(nbytes, times))), mesh)
-            return (1, times, times * nbytes), float(seconds)
-
-        measured = [timed(SMALL, times) for times in IN_A_ROW] + [timed(MEDIUM, 1)]
-        _, seconds = measured[-1]
-        # Two sizes far apart tell the rate that large messages get: bursts, buffers and caches flatter small ones.
-        measured.append(timed(int(min(LARGE, max(2, LARGE_SECONDS / seconds) * MEDIUM)), 1))
-        calls, seconds = map(np.asarray, zip(*measured, strict=True))
-        _, latency, per_byte = _fit(calls.astype(float), seconds)
+        timed = _timed_collective(name, mesh, axis_name, slowest)
+        few, many = (timed(SMALL, times) for times in IN_A_ROW)
+        latency = max(0.0, (many - few) / (IN_A_ROW[1] - IN_A_ROW[0]))
+        large = int(np.clip(MEDIUM * LARGE_SECONDS / timed(MEDIUM), MEDIUM, LARGE))
+        transfer = timed(large)
+        transfer -= min(latency, transfer / 2)
         one = Cluster(1, latency_us=1.0).seconds(name, 0, n) * 1e6  # steps of the collective
-        links[name] = Link(latency * 1e6 / one, 8e-9 / max(per_byte, 1e-15))
+        links[name] = Link(latency * 1e6 / one, large * 8e-9 / transfer)
     return links
 
 
-def _collective(name: str, mesh: Mesh, axis_name: str, n: int) -> Callable[[int, int], Array]:
-    """Runs a collective in which a worker sends about so many bytes, some times in a row."""
+def _timed_collective(name: str, mesh: Mesh, axis_name: str, slowest: Slowest) -> Callable[..., float]:
+    """Gives the seconds of a collective in which a worker sends about so many bytes, or of several in a row."""
+    n = mesh.shape[axis_name]
     sent_for_each_byte_held = {
         "all_to_all": (n - 1) / n,
         "all_gather": n - 1,
@@ -99,94 +99,109 @@ def _collective(name: str, mesh: Mesh, axis_name: str, n: int) -> Callable[[int,
     }
 
     def worker(x: Array, times: Array) -> Array:
-        return lax.fori_loop(0, times, lambda _, x: once[name](x), x)[None]
+        return lax.fori_loop(0, times, lambda _, x: once[name](x), x)
 
     run = _on_workers(worker, mesh, axis_name)
 
-    def of_bytes(nbytes: int, times: int) -> Array:
+    def timed(nbytes: int, times: int = 1) -> float:
         rows = max(1, round(nbytes / sent_for_each_byte_held[name] / (4 * n)))
-        return run(jnp.ones((n, rows), jnp.float32), np.int32(times))
+        held = jnp.ones((n, rows), jnp.float32)
+        return float(slowest(_seconds(lambda: run(held, np.int32(times)))))
 
-    return of_bytes
-
-
-def _measure_kernels(mesh: Mesh, axis_name: str, n: int) -> dict[str, Rate]:
-    dense, nonzero, seconds = [], [], []
-    for density in DENSITIES:
-        for run, operands, dense_bytes, nonzero_bytes in _kernel_runs(n, density).values():
-            timed = _on_workers(lambda *args, run=run: jax.tree.map(lambda x: x[None], run(*args)), mesh, axis_name)
-            seconds.append(_seconds(lambda timed=timed, operands=operands: timed(*operands)))
-            dense.append(dense_bytes)
-            nonzero.append(nonzero_bytes)
-    names = tuple(_kernel_runs(n, DENSITIES[0]))
-    shape = (len(DENSITIES), len(names))
-    agreed = _slowest(np.reshape(seconds, shape), mesh)
-    moved = np.stack([np.reshape(dense, shape), np.reshape(nonzero, shape)], axis=-1)
-    return {name: Rate(*_fit(moved[:, i], agreed[:, i])) for i, name in enumerate(names)}
+    return timed
 
 
-def _kernel_runs(n: int, density: float) -> dict[str, tuple[Callable[..., Any], tuple, float, float]]:
-    """For each kernel: a call, its operands, and the bytes of the tensor that it is charged for (see `costs.Work`)."""
+def _measure_kernels(mesh: Mesh, axis_name: str, slowest: Slowest) -> dict[str, Rate]:
+    n = mesh.shape[axis_name]
     size = -(-ROWS // n)
+    runs: dict[str, Callable[..., Any]] = {
+        "partition": lambda x: kernels.partition(x, n, size),
+        "aggregate": lambda *inbox: kernels.aggregate(*inbox, size),
+        "encode": lambda x: kernels.hash_bitmap_encode(x, n * size),
+        "decode": lambda words, units: kernels.hash_bitmap_decode(words, units, n * size),
+        "sum": lambda x: jnp.sum(x.reshape(n, -1), axis=0),
+        "copy": lambda half: jnp.concatenate([half, half]),
+    }
+    timed = {name: _on_workers(run, mesh, axis_name) for name, run in runs.items()}
+    moved, seconds = [], []
+    for density in DENSITIES:
+        for name, (operands, *nbytes) in _kernel_operands(n, size, density).items():
+            seconds.append(_seconds(lambda name=name, operands=operands: timed[name](*operands)))
+            moved.append(nbytes)
+    shape = (len(DENSITIES), len(runs))
+    agreed = slowest(np.reshape(seconds, shape))
+    charged = np.reshape(moved, (*shape, 2))
+    return {name: Rate(*_fit(charged[:, i], agreed[:, i])) for i, name in enumerate(runs)}
+
+
+def _kernel_operands(n: int, size: int, density: float) -> dict[str, tuple[tuple[Array, ...], float, float]]:
+    """For each kernel its operands, and the bytes of the tensor that it is charged for (see `costs.Work`)."""
     touched = np.random.default_rng(0).random(size * n) < density
     x = jnp.broadcast_to(jnp.asarray(touched, jnp.float32)[:, None], (size * n, COLUMNS))
-    count, whole = int(touched.sum()), x.nbytes
-    held = count * COLUMNS * 4
-    room = max(1, int(1.5 * count / n) + 8)
-    positions, values, counts = kernels.partition(x, n, room)
-    words, units, _ = jax.vmap(lambda shard: kernels.hash_bitmap_encode(shard, room))(x.reshape(n, size, -1))
+    whole, held = float(x.nbytes), float(touched.sum() * COLUMNS * 4)
+    words, units, _ = jax.vmap(lambda shard: kernels.hash_bitmap_encode(shard, size))(x.reshape(n, size, -1))
     return {
-        "partition": (lambda x: kernels.partition(x, n, room), (x,), whole, held),
-        "aggregate": (lambda *inbox: kernels.aggregate(*inbox, size), (positions, values, counts), whole / n, held),
-        "encode": (lambda x: kernels.hash_bitmap_encode(x, n * room), (x,), whole, held),
-        "decode": (lambda w, v: kernels.hash_bitmap_decode(w, v, size * n), (words, units), whole, held),
-        "sum": (lambda x: jnp.sum(x.reshape(n, -1), axis=0), (x,), whole, 0.0),
-        "copy": (lambda x: jnp.concatenate([x, x]), (x[: size * n // 2],), whole, 0.0),
+        "partition": ((x,), whole, held),
+        "aggregate": (kernels.partition(x, n, size), whole / n, held),
+        "encode": ((x,), whole, held),
+        "decode": ((words, units), whole, held),
+        "sum": ((x,), whole, 0.0),
+        "copy": ((x[: size * n // 2],), whole, 0.0),
     }
 
 
-def _on_workers(worker: Callable[..., Any], mesh: Mesh, axis_name: str) -> Callable[..., Any]:
-    """`worker` on every device at once, as in a training step, of operands that all have."""
+def _on_workers(run: Callable[..., Any], mesh: Mesh, axis_name: str) -> Callable[..., Any]:
+    """`run` on every device at once, as in a training step, of operands that all have."""
     mapped = jax.shard_map(
-        worker, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(axis_name), check_vma=False
+        lambda *operands: jax.tree.map(lambda x: x[None], run(*operands)),
+        mesh=mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(axis_name),
+        check_vma=False,
     )
     return jax.jit(mapped)
 
 
 def _seconds(run: Callable[[], Any]) -> float:
-    """Median of a few calls, after one that compiles."""
+    """Median of a few calls."""
     times = []
-    for _ in range(REPEATS + 1):
+    for _ in range(WARM_UP + REPEATS):
         start = time.perf_counter()
         jax.block_until_ready(run())
         times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
+    return statistics.median(times[WARM_UP:])
 
 
-def _slowest(measured: np.ndarray, mesh: Mesh) -> np.ndarray:
-    """The largest of what all processes measured, the same float32 numbers in each."""
+def _slowest_over(mesh: Mesh) -> Slowest:
+    """Gives the largest of what all processes measured, the same float32 numbers in each."""
     every_axis = tuple(mesh.axis_names)
-    shape = (mesh.size, *measured.shape)
     spread = NamedSharding(mesh, PartitionSpec(every_axis))
-    mine = np.asarray(measured, np.float32)[None]
-    placed = jax.make_array_from_callback(shape, spread, lambda _: mine)
-    agree = jax.shard_map(
-        lambda x: lax.pmax(x[0], every_axis), mesh=mesh, in_specs=PartitionSpec(every_axis), out_specs=PartitionSpec()
+    agree = jax.jit(
+        jax.shard_map(
+            lambda x: lax.pmax(x[0], every_axis),
+            mesh=mesh,
+            in_specs=PartitionSpec(every_axis),
+            out_specs=PartitionSpec(),
+        )
     )
-    return np.asarray(jax.jit(agree)(placed).addressable_data(0), np.float64)
+
+    def slowest(measured: ArrayLike) -> np.ndarray:
+        mine = np.asarray(measured, np.float32)[None]
+        placed = jax.make_array_from_callback((mesh.size, *mine.shape[1:]), spread, lambda _: mine)
+        return np.asarray(agree(placed).addressable_data(0), np.float64)
+
+    return slowest
 
 
 def _fit(moved: np.ndarray, seconds: np.ndarray) -> tuple[float, ...]:
-    """Costs >= 0 with moved @ costs near seconds, relative to seconds: small messages weigh as much as large ones."""
+    """Costs >= 0 with moved @ costs near seconds, relative to seconds: sparse tensors weigh as much as dense ones."""
     scaled = moved / seconds[:, None]
     charged = np.flatnonzero(scaled.any(axis=0))
     best, least = np.zeros(scaled.shape[1]), np.inf
     for size in range(1, charged.size + 1):
         for chosen in map(list, itertools.combinations(charged, size)):
             costs = np.zeros(scaled.shape[1])
-            # Unit columns, or bytes and calls would differ by more than floats resolve.
-            norms = np.linalg.norm(scaled[:, chosen], axis=0)
-            costs[chosen] = np.linalg.lstsq(scaled[:, chosen] / norms, np.ones(len(seconds)), rcond=None)[0] / norms
+            costs[chosen] = np.linalg.lstsq(scaled[:, chosen], np.ones(len(seconds)), rcond=None)[0]
             error = np.sum((scaled @ costs - 1) ** 2)
             if (costs >= 0).all() and error < least:
                 best, least = costs, error

@@ -189,6 +189,7 @@ def _agsparse(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
         Work("partition", leaf.nbytes, sent),
         Work("aggregate", leaf.nbytes, n * sent),
         Work("copy", 2 * n * message, 0),
+        Work("partition", leaf.nbytes, 0),  # counts the non-zero units of the sum, for Info
     )
     return Candidate("agsparse", unit.width, (capacity,), exchanges, work)
 
@@ -209,4 +210,5 @@ def _sparcml(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
         held = count * unit_bytes
         work += [Work("partition", whole, held), Work("aggregate", whole, 2 * held), Work("copy", 4 * message, 0)]
         dense = dense or 2 * count >= dense_from
+    work.append(Work("partition", leaf.nbytes, 0))  # counts the non-zero units of the sum, for Info
     return Candidate("sparcml", unit.width, tuple(capacities), tuple(exchanges), tuple(work))
