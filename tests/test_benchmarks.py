@@ -1,6 +1,7 @@
 """The benchmarks' own arithmetic, readers and emulated hosts: what their figures rest on."""
 
 import doctest
+import fcntl
 import gzip
 import json
 import os
@@ -17,7 +18,18 @@ from benchmarks.figures import breakdown, characteristics, drawing, formats, imb
 from benchmarks.group import UNLIMITED
 from benchmarks.problem import Problem
 
-needs_hosts = pytest.mark.skipif(bool(emulated_hosts.why_not()), reason=str(emulated_hosts.why_not()))
+
+@pytest.fixture
+def may_emulate_hosts(tmp_path_factory):
+    """One test at a time makes hosts, among all of pytest's workers; where the system refuses to, the skip says why."""
+    with (tmp_path_factory.getbasetemp().parent / "hosts.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            with emulated_hosts.emulated_hosts(1) as hosts:
+                emulated_hosts.set_rate(hosts, "1mbit")
+        except emulated_hosts.HostsError as refusal:
+            pytest.skip(str(refusal))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -232,8 +244,7 @@ else:
 """
 
 
-@needs_hosts
-def test_emulated_hosts_talk_at_the_rate_and_vanish():
+def test_emulated_hosts_talk_at_the_rate_and_vanish(may_emulate_hosts):
     before = socket.gethostname()
     with pytest.raises(KeyboardInterrupt), emulated_hosts.emulated_hosts(2) as hosts:
         with pytest.raises(emulated_hosts.HostsError, match="another run"):
@@ -251,9 +262,8 @@ def test_emulated_hosts_talk_at_the_rate_and_vanish():
     assert emulated_hosts.PREFIX not in subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
 
 
-@needs_hosts
 @pytest.mark.multiprocess
-def test_network_benchmark_counts_what_crosses_the_wire(tmp_path):
+def test_network_benchmark_counts_what_crosses_the_wire(tmp_path, may_emulate_hosts):
     result = tmp_path / "network.json"
     options = "--workload synthetic:0.01 --hosts 2 --rate 2gbit --schemes dense --repeats 1 --peers".split()
     command = [sys.executable, "-m", "benchmarks.network", *options, "--json", str(result)]
