@@ -15,15 +15,39 @@ def axis_names(axis_name: AxisName) -> tuple:
     return axis_name if isinstance(axis_name, tuple) else (axis_name,)
 
 
-def axis_size(axis_name: AxisName) -> int:
-    """Number of workers n, or a ValueError where the axis is not bound."""
+def joined(axis_name: AxisName, intra_axis: AxisName | None) -> AxisName:
+    """The axis of all devices: by machine, and inside each by device. A ValueError where both are one."""
+    if intra_axis is None:
+        return axis_name
+    outer, inner = axis_names(axis_name), axis_names(intra_axis)
+    if set(outer) & set(inner):
+        raise ValueError(
+            f"intra_axis={intra_axis!r} must differ from axis_name={axis_name!r}. Give the axis of one machine's "
+            "devices as intra_axis and that of machines as axis_name."
+        )
+    return outer + inner
+
+
+def axis_size(axis_name: AxisName, argument: str = "axis_name") -> int:
+    """Number of workers n, or a ValueError where the axis is not bound or no collective could take it."""
     try:
-        return lax.axis_size(axis_name)
+        n = lax.axis_size(axis_name)
     except NameError as error:
         raise ValueError(
-            f"axis_name={axis_name!r} is not a named axis here. Call inside shard_map, pmap or vmap(axis_name=...) "
+            f"{argument}={axis_name!r} is not a named axis here. Call inside shard_map, pmap or vmap(axis_name=...) "
             "with that axis, or use zen_jax.value_and_grad under jit."
         ) from error
+    if len(axis_names(axis_name)) > 1 and not _is_manual(axis_name):
+        raise ValueError(
+            f"{argument}={axis_name!r} names several axes, which vmap does not take at once. Use shard_map."
+        )
+    return n
+
+
+def _is_manual(axis_name: AxisName) -> bool:
+    """Whether the axes are those of an enclosing shard_map."""
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    return all(axis in manual for axis in axis_names(axis_name))
 
 
 def varying(x: Array) -> frozenset:
@@ -31,10 +55,16 @@ def varying(x: Array) -> frozenset:
     return jax.typeof(x).manual_axis_type.varying
 
 
+def varying_like(x: Array, like: Array) -> Array:
+    """x, typed to vary wherever `like` does: both branches of a `lax.cond` must agree on that."""
+    missing = tuple(varying(like) - varying(x))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
 def check_not_reduced(name: str, x: Array, axis_name: AxisName) -> None:
     """Refuses a gradient that shard_map(check_vma=True) knows to be the same on every worker."""
-    tracked = varying(lax.axis_index(axis_name))
-    reduced = [axis for axis in axis_names(axis_name) if axis in tracked and axis not in varying(x)]
+    axes = axis_names(axis_name)
+    reduced = [axis for axis in axes if axis in varying(lax.axis_index(axis)) and axis not in varying(x)]
     if reduced:
         raise ValueError(
             f"{name} does not vary over axis {reduced[0]!r}: it is already reduced, and averaging it again would give "
@@ -57,8 +87,7 @@ def all_to_all(x: Array, axis_name: AxisName) -> Array:
 
 def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> Array:
     """Sends x from source to target of each pair; what workers receive that are no target is unspecified."""
-    manual = jax.sharding.get_abstract_mesh().manual_axes
-    if not all(axis in manual for axis in axis_names(axis_name)):
+    if not _is_manual(axis_name):
         # vmap, where nothing travels, takes whole permutations only.
         workers = range(axis_size(axis_name))
         sources, targets = ([pair[end] for pair in pairs] for end in (0, 1))

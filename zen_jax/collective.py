@@ -6,6 +6,7 @@ from zen_jax import _axis, errors
 from zen_jax._typing import Array, AxisName, Capacity, Unit
 from zen_jax.info import Info, make_info
 from zen_jax.schemes import registry
+from zen_jax.schemes.hierarchy import hierarchical
 from zen_jax.schemes.partitioning import HASHES
 from zen_jax.schemes.pull import PULL_FORMATS
 from zen_jax.schemes.push import PUSH_FORMATS
@@ -26,6 +27,7 @@ def all_reduce(
     push_format: str = "coo",
     pull_format: str = "hash_bitmap",
     seed: int = 0,
+    intra_axis: AxisName | None = None,
     return_info: bool = False,
 ) -> Array | tuple[Array, Info]:
     """Sums or averages a sparse gradient over the workers of a named axis: a drop-in for `psum` and `pmean`.
@@ -54,15 +56,20 @@ def all_reduce(
       pull_format: under zen and auto "hash_bitmap", or for comparison "coo", "bitmap" (a bit for each unit of the
         tensor from each server) or "dense".
       seed: seed of the hash, the same on every worker.
+      intra_axis: the axis of one machine's devices, where `axis_name` is that of machines. The devices reduce-scatter
+        and all-gather among themselves, dense, and each reduces its share of the machine's sum with the other machines
+        by the scheme. Sums run in device order, then in that of machines; a mean is over all devices. 16-bit floats
+        cross machines as float32. `capacity` is a machine's, of which each device takes its part; `Info` is about one
+        device's messages to other machines.
       return_info: whether to return an `Info` too.
 
     Returns:
       The reduced gradient, of x's shape and dtype; with `return_info` a pair of it and an `Info`.
 
     Raises:
-      ValueError: for an axis that is not bound, an unknown op, scheme, unit, hash or format, a capacity below 1 or more
-        of them than the scheme has exchanges, columns that do not divide a row, a seed that is no uint32, a dtype that
-        is no float, or a gradient that is already reduced.
+      ValueError: for an axis that is not bound or given twice, an unknown op, scheme, unit, hash or format, a capacity
+        below 1 or more of them than the scheme has exchanges, columns that do not divide a row, a seed that is no
+        uint32, a dtype that is no float, or a gradient that is already reduced.
 
     >>> import jax, jax.numpy as jnp
     >>> gradients = jnp.zeros((4, 100, 8)).at[:, 3].set(1.0)  # four workers, each touched row 3
@@ -70,7 +77,7 @@ def all_reduce(
     >>> mean.shape, float(mean[0, 3, 0]), float(mean.sum())
     ((4, 100, 8), 1.0, 32.0)
 
-    Source: ZEN (OSDI 2025), section 3.
+    Source: ZEN (OSDI 2025), section 3; section 4 for `intra_axis`.
     """
     errors.check_choice("op", op, OPS)
     errors.check_choice("hash", hash, HASHES)
@@ -79,14 +86,17 @@ def all_reduce(
     run = registry.get(scheme)
     errors.check_seed(seed)
     errors.check_float("x", x.dtype)
+    axes = _axis.joined(axis_name, intra_axis)
     n = _axis.axis_size(axis_name)
+    devices = 1 if intra_axis is None else _axis.axis_size(intra_axis, "intra_axis")
     capacities = _capacities(capacity, scheme, n)
-    _axis.check_not_reduced("x", x, axis_name)
-    width = unit_width(x.shape, unit, n)
-    if n == 1 or x.size == 0:
+    _axis.check_not_reduced("x", x, axes)
+    width = unit_width(x.shape, unit, n * devices)
+    if n * devices == 1 or x.size == 0:
         # psum of nothing, or over one worker, only marks the result as reduced.
-        reduced, info = lax.psum(x, axis_name), make_info()
+        reduced, info = lax.psum(x, axes), make_info()
     else:
+        run = run if intra_axis is None else hierarchical(run, intra_axis)
         request = registry.Request(op, capacities, hash, seed, push_format, pull_format)
         reduced, info = run(x.reshape(-1, width), axis_name, request)
     reduced = reduced.reshape(x.shape)

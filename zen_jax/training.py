@@ -1,5 +1,6 @@
 """`value_and_grad` for loops under jit: splits the batch over a mesh axis and synchronises the gradients."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from zen_jax import errors
+from zen_jax import _axis, errors
 from zen_jax._typing import PyTree, Unit
 from zen_jax.planning.live import Profiler
 from zen_jax.planning.plan import Plan
@@ -22,6 +23,7 @@ def value_and_grad(
     *,
     mesh: Mesh,
     axis_name: str = "data",
+    intra_axis: str | None = None,
     op: str = "mean",
     scheme: str = "auto",
     unit: Unit = "auto",
@@ -39,8 +41,9 @@ def value_and_grad(
       fun: the loss of one worker's share of the batch; a scalar, or (scalar, aux) with `has_aux`.
       argnums: which positional arguments to differentiate.
       has_aux: whether `fun` returns auxiliary data.
-      mesh: the devices; their number along `axis_name` is n.
+      mesh: the devices; their number along `axis_name`, and `intra_axis` where given, is n.
       axis_name: the mesh axis that workers lie on.
+      intra_axis: the mesh axis of one machine's devices, as in `synchronize`; the batch is split over both axes.
       op: "mean" or "sum", for the loss and the gradients alike.
       scheme, unit, plan, seed: as in `synchronize`.
       return_info: whether to return the `Info` of each leaf too, as `SynchronizeState.info`.
@@ -50,7 +53,7 @@ def value_and_grad(
       with `return_info`; aux gains a leading axis of n, one slice per worker.
 
     Raises:
-      ValueError: for an axis that the mesh lacks, or a batch that n does not divide.
+      ValueError: for an axis that the mesh lacks or that is given twice, or a batch that n does not divide.
 
     >>> import jax, jax.numpy as jnp
     >>> mesh = jax.make_mesh((1,), ("data",))
@@ -60,10 +63,13 @@ def value_and_grad(
     (4.0, [4.0, 4.0])
     """
     errors.check_choice("axis_name", axis_name, mesh.axis_names)
-    n = mesh.shape[axis_name]
-    transform = synchronize(axis_name, op=op, scheme=scheme, unit=unit, plan=plan, seed=seed)
+    if intra_axis is not None:
+        errors.check_choice("intra_axis", intra_axis, mesh.axis_names)
+    axes = _axis.joined(axis_name, intra_axis)
+    n = math.prod(mesh.shape[axis] for axis in _axis.axis_names(axes))
+    transform = synchronize(axis_name, op=op, scheme=scheme, unit=unit, plan=plan, seed=seed, intra_axis=intra_axis)
     differentiated = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-    replicated, split = PartitionSpec(), PartitionSpec(axis_name)
+    replicated, split = PartitionSpec(), PartitionSpec(axes)
 
     def spec_of(position: int, count: int) -> Callable[[Any], PartitionSpec]:
         if position in differentiated or position - count in differentiated:
@@ -83,7 +89,7 @@ def value_and_grad(
     def worker(args: tuple, kwargs: dict[str, Any]) -> tuple:
         value, gradients = jax.value_and_grad(fun, argnums, has_aux)(*args, **kwargs)
         value, aux = value if has_aux else (value, ())
-        value = lax.pmean(value, axis_name) if op == "mean" else lax.psum(value, axis_name)
+        value = lax.pmean(value, axes) if op == "mean" else lax.psum(value, axes)
         gradients, state = transform.update(gradients, None)
         return value, jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], aux), gradients, state.info
 

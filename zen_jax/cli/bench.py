@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> output.Result | None:
         raise ValueError("--gbps and --latency-us go together. Leave both out to measure the links.")
     steps = gradients.read(options.gradients)
     if place is not None:
-        output.say("waiting for the other processes")
+        output.say("waiting for the other processes, five minutes at most")
         workers.join(place)
         mesh = workers.make_mesh(None)
     else:

@@ -44,7 +44,7 @@ def find_place(coordinator: str | None, processes: int | None, rank: int | None,
 
 
 def join(place: Place) -> None:
-    """Connects this process with the others; a RuntimeError where they do not come."""
+    """Connects this process with the others. Where they do not come, JAX ends the process after five minutes."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(*place, shutdown_timeout_seconds=_PATIENCE)
 

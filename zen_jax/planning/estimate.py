@@ -1,9 +1,12 @@
 """`estimate`: seconds and bytes of every scheme for every leaf, beside the lower bound."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.costs import Candidate, candidates, lower_bound
 from zen_jax.planning.profile import SparsityProfile
@@ -102,11 +105,14 @@ def estimate(profile: SparsityProfile, cluster: Cluster) -> Estimate:
     """
     n = profile.n
     cluster.check_workers(n)
+    hosts = n != cluster.workers
     leaves, bounds = {}, {}
     for name, leaf in profile.leaves.items():
-        inside = cluster.seconds_inside(leaf.nbytes) if n != cluster.workers else 0.0
+        inside = cluster.seconds_inside(leaf.nbytes) if hosts else 0.0
         fastest: dict[str, Estimated] = {}
-        for candidate in candidates(leaf, n):
+        # Sums of machines travel in the dtype that they accumulate in.
+        travelling = replace(leaf, dtype=str(accumulator_dtype(np.dtype(leaf.dtype)))) if hosts else leaf
+        for candidate in candidates(travelling, n):
             taken = Estimated(candidate, inside + candidate.seconds(cluster, n))
             if candidate.scheme not in fastest or taken.seconds < fastest[candidate.scheme].seconds:
                 fastest[candidate.scheme] = taken

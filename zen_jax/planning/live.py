@@ -43,9 +43,20 @@ class Profiler:
         self._n = self._seed = 0
         self._reports: dict[int, list[Report]] = {}
 
-    def observe(self, named: list[tuple[str, Array | RowSparseGradient]], axis_name: AxisName, seed: int) -> None:
-        """Adds to the step that is being traced what counts its gradients; `synchronize` calls it."""
-        n = _axis.axis_size(axis_name)
+    def observe(
+        self,
+        named: list[tuple[str, Array | RowSparseGradient]],
+        axis_name: AxisName,
+        seed: int,
+        intra_axis: AxisName | None = None,
+    ) -> None:
+        """Adds to the step that is being traced what counts its gradients; `synchronize` calls it.
+
+        With `intra_axis`, the axis of a machine's devices, it counts the sums of machines.
+        """
+        n, worker = _axis.axis_size(axis_name), lax.axis_index(axis_name)
+        if intra_axis is not None:
+            worker = worker * _axis.axis_size(intra_axis) + lax.axis_index(intra_axis)
         self._leaves = {name: (leaf.shape, str(leaf.dtype)) for name, leaf in named}
         self._n, self._seed = n, seed
         with jax.named_scope("profile"):
@@ -53,11 +64,11 @@ class Profiler:
                 (name, width): bitmap
                 for name, leaf in named
                 if leaf.nbytes >= DENSE_BELOW and n > 1 and not is_row_sparse(leaf)
-                for width, bitmap in _touched(leaf, n).items()
+                for width, bitmap in _touched(leaf if intra_axis is None else lax.psum(leaf, intra_axis), n).items()
             }
             counts = count(list(found.values()), axis_name, seed=seed) if found else []
         record = partial(self._record, tuple(found))
-        jax.debug.callback(record, lax.axis_index(axis_name), counts)
+        jax.debug.callback(record, worker, counts)
 
     def _record(self, found: tuple[tuple[str, int], ...], worker: Array, counts: list[Counts]) -> None:
         report: dict[str, dict[int, Counts]] = {}

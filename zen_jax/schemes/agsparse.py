@@ -27,7 +27,7 @@ def agsparse(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, In
     rungs = ladder(units, request.planned(0), width * x.dtype.itemsize)
     positions, values, counts = kernels.partition(x, 1, units)
     counts_by_worker = _axis.all_gather(counts[0], axis_name)
-    fullest = jnp.max(counts_by_worker)
+    fullest = request.agreed(jnp.max(counts_by_worker))
 
     def gather(capacity: int) -> Callable[[Array, Array, Array], Array]:
         def branch(positions: Array, values: Array, counts: Array) -> Array:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from jax import lax
+
 from zen_jax._typing import Array, AxisName
 from zen_jax.info import Info
 
@@ -16,6 +18,7 @@ class Request(NamedTuple):
     seed: int = 0
     push_format: str = "coo"
     pull_format: str = "hash_bitmap"
+    intra_axis: AxisName | None = None  # of a machine's devices, which all take the same branches
 
     def planned(self, exchange: int) -> int | None:
         """Units expected in the fullest message of a scheme's exchange, counted from 0; None where nobody said."""
@@ -24,6 +27,11 @@ class Request(NamedTuple):
     def divisor(self, n: int) -> int:
         """What the sum over n workers is divided by."""
         return n if self.op == "mean" else 1
+
+    def agreed(self, counts: Array) -> Array:
+        """Counts that all workers know, as the largest of any device of a machine: what branches are taken by."""
+        # Devices of one program that took different branches could wait for each other.
+        return counts if self.intra_axis is None else lax.pmax(counts, self.intra_axis)
 
 
 Scheme = Callable[[Array, AxisName, Request], tuple[Array, Info]]

@@ -55,7 +55,7 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     by_server = jnp.argsort(server, stable=True).astype(jnp.int32)
     first = jnp.searchsorted(server[by_server], np.arange(n + 1, dtype=np.int32)).astype(jnp.int32)
     counts = first[1:] - first[:-1]
-    fullest, push_stats = agree_on_push(counts, total_rows, axis_name)
+    fullest, push_stats = agree_on_push(counts, total_rows, axis_name, request)
 
     def push_with(capacity: int) -> Callable[..., Messages]:
         def branch(ids: Array, rows: Array) -> Messages:

@@ -4,8 +4,10 @@ What the paper calls Point-to-point, One-shot aggregation and Parallelism; the p
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -71,16 +73,20 @@ def reduce_on_servers(
     if top == 0:
         return dense_ordered(x, axis_name, request)
     *buckets, counts = partitioning.partition(x, top)
-    fullest, push_stats = agree_on_push(counts, units, axis_name, request.planned(0))
+    fullest, push_stats = agree_on_push(counts, units, axis_name, request)
     if not dense_fallback:
         return _exchange_sparse(exchange, top, (*buckets, counts), fullest, push_stats)
 
+    # Along an axis beside that of the workers the statistics vary where gradients do.
+    typed = partial(jax.tree.map, partial(_axis.varying_like, like=push_stats["density"]))
+
     def sparse(_: Array) -> tuple[Array, Info]:
-        return _exchange_sparse(exchange, top, (*buckets, counts), fullest, push_stats)
+        reduced, info = _exchange_sparse(exchange, top, (*buckets, counts), fullest, push_stats)
+        return reduced, typed(info)
 
     def dense(x: Array) -> tuple[Array, Info]:
         reduced, info = dense_ordered(x, axis_name, request)
-        return reduced, info._replace(**push_stats)
+        return reduced, typed(info._replace(**push_stats))
 
     return lax.cond(fullest > top, dense, sparse, x)
 
@@ -100,21 +106,19 @@ def _sparse_limit(exchange: _Exchange) -> int:
     return low
 
 
-def agree_on_push(
-    counts: Array, units: int, axis_name: AxisName, planned: int | None = None
-) -> tuple[Array, dict[str, Array]]:
+def agree_on_push(counts: Array, units: int, axis_name: AxisName, request: Request) -> tuple[Array, dict[str, Array]]:
     """The fullest push message of any worker, and the statistics of Info that are known by then."""
     # One tiny collective carries the exact maximum and, as float bits, the total.
     total_bits = lax.bitcast_convert_type(jnp.sum(counts, dtype=jnp.float32), jnp.int32)
     table = _axis.all_gather(jnp.stack([jnp.max(counts), total_bits]), axis_name)
     fullest_by_worker = table[:, 0]
     totals = lax.bitcast_convert_type(table[:, 1], jnp.float32)
-    fullest = jnp.max(fullest_by_worker)
+    fullest = request.agreed(jnp.max(fullest_by_worker))
     imbalance = counts.size * fullest_by_worker.astype(jnp.float32) / jnp.maximum(totals, 1.0)
     return fullest, {
         "density": jnp.mean(totals) / units,
         "imbalance_push": jnp.max(imbalance),
-        "rounds": rounds(fullest, planned),
+        "rounds": rounds(fullest, request.planned(0)),
     }
 
 
@@ -148,7 +152,7 @@ def _exchange_sparse(
     headers, shard_counts = hash_bitmap.unpack_bitmap(
         _axis.all_gather(hash_bitmap.pack_bitmap(words, count), axis_name)
     )
-    pull_rung = rung_for(jnp.max(shard_counts), pull_rungs)
+    pull_rung = rung_for(request.agreed(jnp.max(shard_counts)), pull_rungs)
     reduced = lax.switch(pull_rung, [pull_with(c) for c in pull_rungs], headers, count, *shard)
 
     reduced_units = jnp.sum(shard_counts, dtype=jnp.float32)

@@ -63,7 +63,7 @@ def sparcml(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Inf
     total = x.astype(accumulator_dtype(x.dtype))
     fills, done = jnp.zeros((), bool), []
     for number, stage in enumerate(stages(n)):
-        total, sent = _run(stage, total, fills, request.planned(number), axis_name)
+        total, sent = _run(stage, total, fills, request, number, axis_name)
         fills = sent.dense | sent.fills
         done.append((stage.kind == "return", sent))
     reduced = _axis.replicated(divide(total, request.divisor(n)).astype(x.dtype), axis_name)
@@ -88,10 +88,13 @@ class _Sent(NamedTuple):
     fills: Array  # whether two workers' units together could fill as many bytes as the dense tensor
 
 
-def _run(stage: _Stage, total: Array, go_dense: Array, planned: int | None, axis_name: AxisName) -> tuple[Array, _Sent]:
+def _run(
+    stage: _Stage, total: Array, go_dense: Array, request: Request, number: int, axis_name: AxisName
+) -> tuple[Array, _Sent]:
     """The total after a stage, sent dense where `go_dense` says so or no sparse message could hold it."""
     n = _axis.axis_size(axis_name)
     units, width = total.shape
+    planned = request.planned(number)
     unit_bytes = width * total.dtype.itemsize
     dense_from = -(-units * unit_bytes // (WORD_BYTES + unit_bytes))
     top = max(1, dense_from - 1)
@@ -107,6 +110,7 @@ def _run(stage: _Stage, total: Array, go_dense: Array, planned: int | None, axis
 
     positions, values, count = kernels.partition(total, 1, top)
     counts = _axis.all_gather(jnp.where(alive, count[0], 0), axis_name)
+    most = request.agreed(counts)
     # The lower worker's goes first, on both sides: equal bits even where NaNs meet.
     mine_first = me < source
 
@@ -129,14 +133,14 @@ def _run(stage: _Stage, total: Array, go_dense: Array, planned: int | None, axis
         summed = jnp.where(mine_first, total, theirs) + jnp.where(mine_first, theirs, total)
         return jnp.where(replaces, theirs, jnp.where(receives, summed, total))
 
-    rung = jnp.where(go_dense, len(rungs), rung_for(jnp.max(counts), rungs))
+    rung = jnp.where(go_dense, len(rungs), rung_for(jnp.max(most), rungs))
     total = lax.switch(rung, [*map(sparse, rungs), dense], total, positions, values, count)
     message_bytes = [coo.message_bytes(c, width, total.dtype) for c in rungs] + [units * unit_bytes]
     first, second = np.array(stage.pairs).T
     return total, _Sent(
         counts,
         bytes=jnp.array(message_bytes, jnp.float32)[rung] + (n - 1) * WORD_BYTES,
-        rounds=rounds(jnp.where(rung < len(rungs), jnp.max(counts), 0), planned),
+        rounds=rounds(jnp.where(rung < len(rungs), jnp.max(most), 0), planned),
         dense=rung == len(rungs),
-        fills=jnp.any(counts[first] + counts[second] >= dense_from),
+        fills=jnp.any(most[first] + most[second] >= dense_from),
     )

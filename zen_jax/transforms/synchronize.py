@@ -1,5 +1,6 @@
 """`synchronize`: the all-reduce of a gradient tree as an optax transformation."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -42,6 +43,7 @@ def synchronize(
     bucket_bytes: int = BUCKET_BYTES,
     dense_below: int = DENSE_BELOW,
     seed: int = 0,
+    intra_axis: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Reduces every worker's gradients over a named axis: put it first in an `optax.chain`, in place of `pmean`.
 
@@ -59,13 +61,15 @@ def synchronize(
       bucket_bytes: largest bucket of fused leaves.
       dense_below: leaves of fewer bytes than this are fused.
       seed: seed of the hash, the same on every worker.
+      intra_axis: as in `all_reduce`: the axis of one machine's devices, where `axis_name` is that of machines. A plan
+        is then one for machines. A `RowSparseGradient` takes every device for a worker.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` with `SynchronizeState`.
 
     Raises:
-      ValueError: here for unknown names; at init or update for leaves that are no floats, a plan for other shapes, an
-        axis that is not bound, or gradients that are already reduced.
+      ValueError: here for unknown names or an axis given twice; at init or update for leaves that are no floats, a plan
+        for other shapes, an axis that is not bound, or gradients that are already reduced.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> optimizer = optax.chain(synchronize("data"), optax.sgd(1.0))
@@ -85,8 +89,10 @@ def synchronize(
     errors.check_at_least("dense_below", dense_below, 0)
     errors.check_seed(seed)
     check_unit(unit)
+    axes = _axis.joined(axis_name, intra_axis)
     planned = plan.leaves if isinstance(plan, Plan) else None
     fused_scheme = "dense" if scheme == "dense" else "dense_ordered"
+    reduce = partial(all_reduce, axis_name=axis_name, op=op, seed=seed, intra_axis=intra_axis)
 
     def is_fused(name: str, leaf: Array | RowSparseGradient) -> bool:
         return leaf.nbytes < dense_below if planned is None else planned[name].bucket is not None
@@ -104,9 +110,9 @@ def synchronize(
 
     def reduce_leaf(name: str, leaf: Array | RowSparseGradient) -> tuple[Array | RowSparseGradient, Info]:
         if is_row_sparse(leaf):
-            return reduce_rows(leaf, axis_name, registry.Request(op=op, seed=seed))
+            return reduce_rows(leaf, axes, registry.Request(op=op, seed=seed))
         how = {"scheme": scheme, "unit": unit} if planned is None else planned[name].options
-        return all_reduce(leaf, axis_name, op=op, seed=seed, return_info=True, **how)
+        return reduce(leaf, return_info=True, **how)
 
     def fuse(leaves: list[tuple[str, Array]]) -> list[list[int]]:
         if planned is None:
@@ -120,7 +126,7 @@ def synchronize(
             arrays = [leaves[i][1] for i in bucket]
             how = fused_scheme if planned is None else planned[leaves[bucket[0]][0]].scheme
             flat = jnp.concatenate([array.reshape(-1) for array in arrays])
-            flat, info = all_reduce(flat, axis_name, op=op, scheme=how, return_info=True)
+            flat, info = reduce(flat, scheme=how, return_info=True)
             infos.append(info)
             for i, array in zip(bucket, arrays, strict=True):
                 reduced[i], flat = flat[: array.size].reshape(array.shape), flat[array.size :]
@@ -130,12 +136,14 @@ def synchronize(
         del state, params
         named = named_leaves(updates)
         check(named, _axis.axis_size(axis_name))
+        if intra_axis is not None:
+            _axis.axis_size(intra_axis, "intra_axis")
         for name, leaf in named:
-            _axis.check_not_reduced(name, leaf.rows if is_row_sparse(leaf) else leaf, axis_name)
+            _axis.check_not_reduced(name, leaf.rows if is_row_sparse(leaf) else leaf, axes)
         reduced, info = {}, {}
         with jax.named_scope("zen"):
             if isinstance(plan, Profiler):
-                plan.observe(named, axis_name, seed)
+                plan.observe(named, axis_name, seed, intra_axis)
             fused = [leaf for leaf in named if is_fused(*leaf) and not is_row_sparse(leaf[1])]
             if fused:
                 arrays, info[FUSED] = reduce_fused(fused)
