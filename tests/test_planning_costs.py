@@ -157,20 +157,18 @@ def test_estimate_of_hosts_whose_devices_reduced_first():
 # --- calibration ------------------------------------------------------------------------------------------------
 
 
-def test_fit_finds_latency_and_bandwidth():
-    nbytes = np.array([1e3, 1e5, 1e6, 1e7])
-    moved = np.stack([np.ones(4), nbytes], axis=1)
-    np.testing.assert_allclose(calibrate._fit(moved, 1e-4 + 2e-9 * nbytes), (1e-4, 2e-9))
-    uncharged = np.insert(moved, 1, 0.0, axis=1)
-    np.testing.assert_allclose(calibrate._fit(uncharged, 1e-4 + 2e-9 * nbytes), (1e-4, 0.0, 2e-9))
-    latency, per_byte = calibrate._fit(moved, 2e-9 * nbytes - 1e-7)
-    assert latency == 0
-    np.testing.assert_allclose(per_byte, 2e-9, 0.1)
+def test_fit_finds_rates():
+    """Of kernels charged for dense and non-zero bytes, or for dense ones alone; none is negative."""
+    moved = np.array([[1e7, 1e5], [1e7, 2e6], [1e7, 9e6]])
+    np.testing.assert_allclose(calibrate._fit(moved, moved @ (1e-10, 5e-10)), (1e-10, 5e-10))
+    np.testing.assert_allclose(calibrate._fit(moved * (1, 0), np.full(3, 2e-3)), (2e-10, 0.0))
+    np.testing.assert_allclose(calibrate._fit(moved, moved @ (1e-10, -1e-12)), (1e-10, 0.0), 0.01)
 
 
 def test_calibrate(monkeypatch):
     """It measures, so only its shape is known: a link for each collective, a rate for each kernel, none negative."""
-    monkeypatch.setattr(calibrate, "BYTES", (1 << 10, 1 << 14))
+    for name, nbytes in (("SMALL", 1 << 10), ("MEDIUM", 1 << 12), ("LARGE", 1 << 14)):
+        monkeypatch.setattr(calibrate, name, nbytes)
     monkeypatch.setattr(calibrate, "ROWS", 1 << 10)
     cluster = zen.calibrate(harness.mesh(4, "data"))
     assert cluster.workers == 4

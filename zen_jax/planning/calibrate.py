@@ -18,11 +18,12 @@ from zen_jax._typing import Array
 from zen_jax.planning.cluster import COLLECTIVES, Cluster, Link, Rate
 
 SMALL, MEDIUM, LARGE = 1 << 12, 1 << 20, 1 << 26  # bytes that a worker sends in one collective
-LARGE_SECONDS = 0.25  # that a collective of large messages may take: slow links get smaller ones
+LARGE_SECONDS = 0.4  # that a collective of large messages may take: slow links get smaller ones
 IN_A_ROW = (1, 5)  # small collectives in one timed call, so that starting the call is told from them
-WARM_UP, REPEATS = 3, 5  # calls: the first compiles, and more find memory that no call has touched
+REPEATS = 3
+WARM_UP = 4  # calls of a kernel: the first compiles, and more meet memory that no call has touched
 ROWS, COLUMNS = 1 << 18, 64  # of the tensor that kernels are timed on: 64 MiB, beyond what caches and malloc keep
-DENSITIES = (0.01, 0.2)
+DENSITIES = (0.01, 0.2)  # of which a quarter's room holds all
 
 Slowest = Callable[[ArrayLike], np.ndarray]
 
@@ -74,10 +75,8 @@ def _measure_links(mesh: Mesh, axis_name: str, slowest: Slowest) -> dict[str, Li
         few, many = (timed(SMALL, times) for times in IN_A_ROW)
         latency = max(0.0, (many - few) / (IN_A_ROW[1] - IN_A_ROW[0]))
         large = int(np.clip(MEDIUM * LARGE_SECONDS / timed(MEDIUM), MEDIUM, LARGE))
-        transfer = timed(large)
-        transfer -= min(latency, transfer / 2)
         one = Cluster(1, latency_us=1.0).seconds(name, 0, n) * 1e6  # steps of the collective
-        links[name] = Link(latency * 1e6 / one, large * 8e-9 / transfer)
+        links[name] = Link(latency * 1e6 / one, large * 8e-9 / timed(large))
     return links
 
 
@@ -90,12 +89,13 @@ def _timed_collective(name: str, mesh: Mesh, axis_name: str, slowest: Slowest) -
         "psum": 2 * (n - 1) / n,
         "permute": 1,
     }
-    ring = [(i, (i + 1) % n) for i in range(n)]
+    # Pairs exchange, as in recursive doubling: where connections are half duplex, a ring would be twice as fast.
+    pairs = [(i, i ^ 1) for i in range(n - n % 2)]
     once: dict[str, Callable[[Array], Array]] = {
         "all_to_all": lambda x: lax.all_to_all(x, axis_name, 0, 0),
         "all_gather": lambda x: lax.all_gather(x, axis_name)[0],
         "psum": lambda x: lax.psum(x, axis_name) / n,
-        "permute": lambda x: lax.ppermute(x, axis_name, ring),
+        "permute": lambda x: lax.ppermute(x, axis_name, pairs),
     }
 
     def worker(x: Array, times: Array) -> Array:
@@ -106,7 +106,7 @@ def _timed_collective(name: str, mesh: Mesh, axis_name: str, slowest: Slowest) -
     def timed(nbytes: int, times: int = 1) -> float:
         rows = max(1, round(nbytes / sent_for_each_byte_held[name] / (4 * n)))
         held = jnp.ones((n, rows), jnp.float32)
-        return float(slowest(_seconds(lambda: run(held, np.int32(times)))))
+        return float(slowest(_seconds(lambda: run(held, np.int32(times)), warm_up=1)))
 
     return timed
 
@@ -114,10 +114,11 @@ def _timed_collective(name: str, mesh: Mesh, axis_name: str, slowest: Slowest) -
 def _measure_kernels(mesh: Mesh, axis_name: str, slowest: Slowest) -> dict[str, Rate]:
     n = mesh.shape[axis_name]
     size = -(-ROWS // n)
+    room = -(-size // 4)
     runs: dict[str, Callable[..., Any]] = {
-        "partition": lambda x: kernels.partition(x, n, size),
+        "partition": lambda x: kernels.partition(x, n, room),
         "aggregate": lambda *inbox: kernels.aggregate(*inbox, size),
-        "encode": lambda x: kernels.hash_bitmap_encode(x, n * size),
+        "encode": lambda x: kernels.hash_bitmap_encode(x, n * room),
         "decode": lambda words, units: kernels.hash_bitmap_decode(words, units, n * size),
         "sum": lambda x: jnp.sum(x.reshape(n, -1), axis=0),
         "copy": lambda half: jnp.concatenate([half, half]),
@@ -125,8 +126,8 @@ def _measure_kernels(mesh: Mesh, axis_name: str, slowest: Slowest) -> dict[str, 
     timed = {name: _on_workers(run, mesh, axis_name) for name, run in runs.items()}
     moved, seconds = [], []
     for density in DENSITIES:
-        for name, (operands, *nbytes) in _kernel_operands(n, size, density).items():
-            seconds.append(_seconds(lambda name=name, operands=operands: timed[name](*operands)))
+        for name, (operands, *nbytes) in _kernel_operands(n, size, room, density).items():
+            seconds.append(_seconds(lambda name=name, operands=operands: timed[name](*operands), WARM_UP))
             moved.append(nbytes)
     shape = (len(DENSITIES), len(runs))
     agreed = slowest(np.reshape(seconds, shape))
@@ -134,15 +135,15 @@ def _measure_kernels(mesh: Mesh, axis_name: str, slowest: Slowest) -> dict[str, 
     return {name: Rate(*_fit(charged[:, i], agreed[:, i])) for i, name in enumerate(runs)}
 
 
-def _kernel_operands(n: int, size: int, density: float) -> dict[str, tuple[tuple[Array, ...], float, float]]:
+def _kernel_operands(n: int, size: int, room: int, density: float) -> dict[str, tuple[tuple[Array, ...], float, float]]:
     """For each kernel its operands, and the bytes of the tensor that it is charged for (see `costs.Work`)."""
     touched = np.random.default_rng(0).random(size * n) < density
     x = jnp.broadcast_to(jnp.asarray(touched, jnp.float32)[:, None], (size * n, COLUMNS))
     whole, held = float(x.nbytes), float(touched.sum() * COLUMNS * 4)
-    words, units, _ = jax.vmap(lambda shard: kernels.hash_bitmap_encode(shard, size))(x.reshape(n, size, -1))
+    words, units, _ = jax.vmap(lambda shard: kernels.hash_bitmap_encode(shard, room))(x.reshape(n, size, -1))
     return {
         "partition": ((x,), whole, held),
-        "aggregate": (kernels.partition(x, n, size), whole / n, held),
+        "aggregate": (kernels.partition(x, n, room), whole / n, held),
         "encode": ((x,), whole, held),
         "decode": ((words, units), whole, held),
         "sum": ((x,), whole, 0.0),
@@ -162,14 +163,14 @@ def _on_workers(run: Callable[..., Any], mesh: Mesh, axis_name: str) -> Callable
     return jax.jit(mapped)
 
 
-def _seconds(run: Callable[[], Any]) -> float:
-    """Median of a few calls."""
+def _seconds(run: Callable[[], Any], warm_up: int) -> float:
+    """Median of a few calls, after some that do not count."""
     times = []
-    for _ in range(WARM_UP + REPEATS):
+    for _ in range(warm_up + REPEATS):
         start = time.perf_counter()
         jax.block_until_ready(run())
         times.append(time.perf_counter() - start)
-    return statistics.median(times[WARM_UP:])
+    return statistics.median(times[warm_up:])
 
 
 def _slowest_over(mesh: Mesh) -> Slowest:
