@@ -1,0 +1,1 @@
+"""An attention LSTM that translates."""

@@ -1,0 +1,98 @@
+"""Sentence pairs as token ids: two files of 'source<TAB>target' lines, or an invented language."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from examples.common import text
+from examples.common.task import DataError
+
+EOS = 0
+"""Ends a sentence, fills up what is behind it, and starts a translation."""
+
+_INVENTED = 20_000, 1_000  # pairs to train on and to hold out
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    """Sentences of the two languages, int32 [pairs, length + 1] each."""
+
+    source: np.ndarray
+    target: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Bitext:
+    """Sentence pairs of `vocab` (source, target) different words, numbered by falling frequency."""
+
+    about: str
+    vocab: tuple[int, int]
+    train: Pairs
+    valid: Pairs
+
+
+def load(data: Path | None, max_words: int, length: int, seed: int) -> Bitext:
+    """Reads train.tsv and valid.tsv (or .tsv.gz) of `data`, leaving out pairs with more than `length` words."""
+    if data is None:
+        return _invent(max_words, length, seed)
+    files = {kind: _find(data, kind) for kind in ("train", "valid")}
+    pairs = {kind: _short(_read(path), length, path) for kind, path in files.items()}
+    words = [text.vocabulary((word for s in sentences for word in s), max_words) for sentences in zip(*pairs["train"])]
+    ids = [{word: i for i, word in enumerate(language)} for language in words]
+
+    def encode(kind: str) -> Pairs:
+        return Pairs(*(_table(sentences, i, length) for sentences, i in zip(zip(*pairs[kind]), ids, strict=True)))
+
+    return Bitext(str(data), (len(words[0]), len(words[1])), encode("train"), encode("valid"))
+
+
+def _find(data: Path, kind: str) -> Path:
+    for name in (f"{kind}.tsv", f"{kind}.tsv.gz"):
+        if (data / name).is_file():
+            return data / name
+    raise DataError(f"{data} has neither {kind}.tsv nor {kind}.tsv.gz: expected lines of 'source<TAB>target'")
+
+
+def _read(path: Path) -> list[tuple[list[str], list[str]]]:
+    pairs = []
+    for number, line in enumerate(text.read(path).splitlines(), 1):
+        columns = [text.WORD.findall(column) for column in line.split("\t")]
+        if len(columns) != 2 or not all(columns):
+            raise DataError(f"{path} line {number} is {line[:40]!r}, but 'source<TAB>target' was expected")
+        pairs.append(tuple(columns))
+    return pairs
+
+
+def _short(
+    pairs: list[tuple[list[str], list[str]]], length: int, path: Path
+) -> list[tuple[list[str], list[str]]]:
+    short = [pair for pair in pairs if max(map(len, pair)) <= length]
+    if not short:
+        raise DataError(f"{path} has {len(pairs):,} sentence pairs, but none of at most {length} words (--length)")
+    return short
+
+
+def _table(sentences: list[list[str]], ids: dict[str, int], length: int) -> np.ndarray:
+    table = np.full((len(sentences), length + 1), EOS, np.int32)
+    for row, sentence in zip(table, sentences, strict=True):
+        row[: len(sentence)] = text.encode(sentence, ids)
+    return table
+
+
+def _invent(vocab: int, length: int, seed: int) -> Bitext:
+    """Sentences of words drawn by Zipf's law; word i translates to word i, and the order turns round."""
+    rng = np.random.default_rng(seed)
+    count = sum(_INVENTED)
+    uniform = rng.random((count, length + 1))
+    words = np.minimum(np.exp(uniform * np.log(vocab - 1)).astype(np.int32), vocab - 2) + 1  # all but EOS
+    lengths = rng.integers(1, length + 1, (count, 1))
+    places = np.arange(length + 1)
+    inside = places < lengths
+    source = np.where(inside, words, EOS)
+    target = np.where(inside, np.take_along_axis(words, np.maximum(lengths - 1 - places, 0), axis=1), EOS)
+    cut = _INVENTED[0]
+    about = "an invented language, word for word in reverse order (--data DIR for real ones)"
+    return Bitext(
+        about, (vocab, vocab), Pairs(source[:cut], target[:cut]), Pairs(source[cut:], target[cut:])
+    )

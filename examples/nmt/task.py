@@ -1,0 +1,84 @@
+"""Translation as a task: sentence pairs, model and loss."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from examples.common.epochs import shuffled
+from examples.common.softmax import sampled_cross_entropy
+from examples.common.task import Task
+from examples.nmt import data
+from examples.nmt.config import Config
+from examples.nmt.model import Translator, ended
+
+_VALID = 8, 64  # batches and pairs in each
+
+
+def translation(config: Config) -> Task:
+    """Reads the sentence pairs and makes the model; a DataError says what is wrong with the files."""
+    bitext = data.load(config.data, config.vocab, config.length, config.seed)
+    chosen = shuffled(len(bitext.train.source), config)
+    graph, params = nnx.split(Translator(*bitext.vocab, config.dim, config.hidden, rngs=nnx.Rngs(config.seed)))
+
+    def batch(step: int, workers: Sequence[int]) -> data.Pairs:
+        rows = chosen(step, workers)
+        return bitext.train.source[rows], bitext.train.target[rows]
+
+    def loss(params: nnx.State, carry: tuple, pairs: tuple, key: jax.Array) -> tuple[jax.Array, tuple]:
+        source, target = pairs
+        model = nnx.merge(graph, params)
+        features = model(source, _shifted(target))
+        table = model.target_embedding.embedding[...]
+        return _mean(sampled_cross_entropy(table, features, target, key, config.negatives), target), carry
+
+    source, target = (f"{count:,}" for count in bitext.vocab)
+    return Task(
+        lines=(
+            f"text     {bitext.about}: {len(bitext.train.source):,} sentence pairs, {source} and {target} words",
+            f"model    {sum(bitext.vocab) * config.dim / 1e6:.2f}M parameters in two embedding tables, "
+            f"LSTMs of {config.hidden}",
+        ),
+        items="pairs",
+        items_per_step=config.workers * config.batch,
+        params=params,
+        batch=batch,
+        loss=loss,
+        optimizer=optax.adagrad(config.learning_rate),
+        metric="perplexity",
+        validate=_perplexity(graph, bitext.valid),
+    )
+
+
+def _shifted(target: jax.Array) -> jax.Array:
+    """What the decoder has read when it guesses each word of target [batch, time]."""
+    return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=data.EOS)
+
+
+def _mean(losses: jax.Array, target: jax.Array) -> jax.Array:
+    """The mean over the words of target [batch, time], <eos> among them."""
+    return jnp.mean(losses, where=ended(target))
+
+
+def _perplexity(graph: nnx.GraphDef, pairs: data.Pairs) -> Callable[[nnx.State], float]:
+    """Full-softmax perplexity on the first pairs held out."""
+    batches, size = _VALID
+    size = min(size, len(pairs.source))
+    count = min(batches, len(pairs.source) // size)
+
+    @jax.jit
+    def loss_fun(params: nnx.State, source: np.ndarray, target: np.ndarray) -> jax.Array:
+        model = nnx.merge(graph, params)
+        logits = model(source, _shifted(target)) @ model.target_embedding.embedding[...].T
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, target)
+        return jnp.sum(losses, where=ended(target)), jnp.sum(ended(target))
+
+    def validate(params: nnx.State) -> float:
+        cuts = [slice(i * size, (i + 1) * size) for i in range(count)]
+        sums = np.sum([loss_fun(params, pairs.source[cut], pairs.target[cut]) for cut in cuts], axis=0)
+        return float(np.exp(sums[0] / sums[1]))
+
+    return validate
