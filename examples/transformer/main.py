@@ -1,0 +1,17 @@
+"""Trains a decoder-only transformer with gradients compressed by DGC, and compares schemes to synchronise them."""
+
+import sys
+
+from examples.common.memory import keep_freed_memory
+
+if __name__ == "__main__":
+    keep_freed_memory()
+
+from examples.common import app
+from examples.transformer.config import Config
+from examples.transformer.task import compressed_language_modelling
+
+EXAMPLE = app.Example("examples.transformer.main", __doc__, Config, compressed_language_modelling)
+
+if __name__ == "__main__":
+    sys.exit(app.main(EXAMPLE, sys.argv[1:]))

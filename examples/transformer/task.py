@@ -1,0 +1,80 @@
+"""The transformer as a task: text, model, loss and compression."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import zen_jax as zen
+from examples.common import text
+from examples.common.task import Task
+from examples.common.workers import AXIS
+from examples.transformer.config import Config
+from examples.transformer.model import Transformer
+
+_MOMENTUM, _CLIP_NORM = 0.9, 1.0
+
+
+def compressed_language_modelling(config: Config) -> Task:
+    """Reads the text and makes the model; a ValueError says what is wrong with the text or the options."""
+    if config.dim % config.heads:
+        raise ValueError(f"--dim {config.dim} must be a multiple of --heads {config.heads}")
+    if config.density > 1:
+        raise ValueError(f"--density {config.density} must be a share, at most 1")
+    corpus = text.load_corpus(config.data, config.vocab)
+    vocab = len(corpus.words)
+    streams = text.streams(corpus.train, config.workers * config.batch, config.length)
+    streams = streams.reshape(config.workers, config.batch, -1)
+    model = Transformer(vocab, config.length, config.layers, config.dim, config.heads, rngs=nnx.Rngs(config.seed))
+    graph, params = nnx.split(model)
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    sparsifier, optimizer = _optimizers(config)
+
+    def batch(step: int, workers: Sequence[int]) -> np.ndarray:
+        return text.window(streams[workers], step, config.length)
+
+    def loss(params: nnx.State, carry: tuple, words: jax.Array, key: jax.Array) -> tuple[jax.Array, tuple]:
+        return _cross_entropy(nnx.merge(graph, params), words), carry
+
+    return Task(
+        lines=(
+            f"text     {corpus.source}: {len(corpus.train):,} words, {vocab:,} different",
+            f"model    {count / 1e6:.2f}M parameters, {config.layers} blocks of width {config.dim}",
+            f"sends    {config.density:.3g} of each gradient",
+        ),
+        items="words",
+        items_per_step=config.workers * config.batch * config.length,
+        params=params,
+        batch=batch,
+        loss=loss,
+        optimizer=optimizer,
+        sparsifier=sparsifier,
+        synchronize={"unit": "element"},
+        metric="loss",
+        validate=_validation_loss(graph, corpus.valid, config.length),
+    )
+
+
+def _optimizers(config: Config) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
+    """Momentum SGD with clipped gradients: before the synchronisation by DGC, without it behind."""
+    if config.density < 1:
+        sparsifier = zen.dgc(config.density, momentum=_MOMENTUM, clip_norm=_CLIP_NORM, axis_name=AXIS)
+        return sparsifier, optax.sgd(config.learning_rate)
+    clip = optax.clip_by_global_norm(_CLIP_NORM)
+    return optax.identity(), optax.chain(clip, optax.sgd(config.learning_rate, _MOMENTUM))
+
+
+def _cross_entropy(model: Transformer, words: jax.Array) -> jax.Array:
+    """Mean over words [batch, length + 1] but the first."""
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(model(words[:, :-1]), words[:, 1:]))
+
+
+def _validation_loss(graph: nnx.GraphDef, tokens: np.ndarray, length: int) -> Callable[[nnx.State], float | None]:
+    """Cross-entropy on windows spread over the validation text."""
+    windows = min(256, len(tokens) // (length + 1))
+    words = tokens[: len(tokens) // max(windows, 1) * windows].reshape(windows, -1)[:, : length + 1]
+    loss_fun = jax.jit(lambda params, words: _cross_entropy(nnx.merge(graph, params), words))
+    return lambda params: float(loss_fun(params, words)) if windows else None
