@@ -1,6 +1,8 @@
 """Sentence pairs as token ids: two files of 'source<TAB>target' lines, or an invented language."""
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,9 @@ from examples.common.task import DataError
 
 EOS = 0
 """Ends a sentence, fills up what is behind it, and starts a translation."""
+
+Languages = tuple[tuple[list[str], ...], tuple[list[str], ...]]
+"""The sentences of either language, in words."""
 
 _INVENTED = 20_000, 1_000  # pairs to train on and to hold out
 
@@ -36,15 +41,14 @@ def load(data: Path | None, max_words: int, length: int, seed: int) -> Bitext:
     """Reads train.tsv and valid.tsv (or .tsv.gz) of `data`, leaving out pairs with more than `length` words."""
     if data is None:
         return _invent(max_words, length, seed)
-    files = {kind: _find(data, kind) for kind in ("train", "valid")}
-    pairs = {kind: _short(_read(path), length, path) for kind, path in files.items()}
-    words = [text.vocabulary((word for s in sentences for word in s), max_words) for sentences in zip(*pairs["train"])]
+    train, valid = (_read(_find(data, kind), length) for kind in ("train", "valid"))
+    words = [text.vocabulary(itertools.chain.from_iterable(sentences), max_words) for sentences in train]
     ids = [{word: i for i, word in enumerate(language)} for language in words]
 
-    def encode(kind: str) -> Pairs:
-        return Pairs(*(_table(sentences, i, length) for sentences, i in zip(zip(*pairs[kind]), ids, strict=True)))
+    def encode(languages: Languages) -> Pairs:
+        return Pairs(*(_table(*each, length) for each in zip(languages, ids, strict=True)))
 
-    return Bitext(str(data), (len(words[0]), len(words[1])), encode("train"), encode("valid"))
+    return Bitext(str(data), (len(words[0]), len(words[1])), encode(train), encode(valid))
 
 
 def _find(data: Path, kind: str) -> Path:
@@ -54,26 +58,22 @@ def _find(data: Path, kind: str) -> Path:
     raise DataError(f"{data} has neither {kind}.tsv nor {kind}.tsv.gz: expected lines of 'source<TAB>target'")
 
 
-def _read(path: Path) -> list[tuple[list[str], list[str]]]:
-    pairs = []
-    for number, line in enumerate(text.read(path).splitlines(), 1):
-        columns = [text.WORD.findall(column) for column in line.split("\t")]
-        if len(columns) != 2 or not all(columns):
-            raise DataError(f"{path} line {number} is {line[:40]!r}, but 'source<TAB>target' was expected")
-        pairs.append(tuple(columns))
-    return pairs
-
-
-def _short(
-    pairs: list[tuple[list[str], list[str]]], length: int, path: Path
-) -> list[tuple[list[str], list[str]]]:
+def _read(path: Path, length: int) -> Languages:
+    pairs = [_pair(path, *line) for line in enumerate(text.read(path).splitlines(), 1)]
     short = [pair for pair in pairs if max(map(len, pair)) <= length]
     if not short:
         raise DataError(f"{path} has {len(pairs):,} sentence pairs, but none of at most {length} words (--length)")
-    return short
+    return tuple(zip(*short, strict=True))
 
 
-def _table(sentences: list[list[str]], ids: dict[str, int], length: int) -> np.ndarray:
+def _pair(path: Path, number: int, line: str) -> list[list[str]]:
+    sentences = [text.WORD.findall(column) for column in line.split("\t")]
+    if len(sentences) != 2 or not all(sentences):
+        raise DataError(f"{path} line {number} is {line[:40]!r}, but 'source<TAB>target' was expected")
+    return sentences
+
+
+def _table(sentences: Sequence[list[str]], ids: dict[str, int], length: int) -> np.ndarray:
     table = np.full((len(sentences), length + 1), EOS, np.int32)
     for row, sentence in zip(table, sentences, strict=True):
         row[: len(sentence)] = text.encode(sentence, ids)
@@ -93,6 +93,4 @@ def _invent(vocab: int, length: int, seed: int) -> Bitext:
     target = np.where(inside, np.take_along_axis(words, np.maximum(lengths - 1 - places, 0), axis=1), EOS)
     cut = _INVENTED[0]
     about = "an invented language, word for word in reverse order (--data DIR for real ones)"
-    return Bitext(
-        about, (vocab, vocab), Pairs(source[:cut], target[:cut]), Pairs(source[cut:], target[cut:])
-    )
+    return Bitext(about, (vocab, vocab), Pairs(source[:cut], target[:cut]), Pairs(source[cut:], target[cut:]))

@@ -1,7 +1,6 @@
 """The transformer: decoder blocks in the style of OPT, scanned over."""
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 

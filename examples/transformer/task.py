@@ -11,11 +11,10 @@ from flax import nnx
 import zen_jax as zen
 from examples.common import text
 from examples.common.task import Task
-from examples.common.workers import AXIS
 from examples.transformer.config import Config
 from examples.transformer.model import Transformer
 
-_MOMENTUM, _CLIP_NORM = 0.9, 1.0
+_MOMENTUM = 0.9
 
 
 def compressed_language_modelling(config: Config) -> Task:
@@ -59,12 +58,10 @@ def compressed_language_modelling(config: Config) -> Task:
 
 
 def _optimizers(config: Config) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
-    """Momentum SGD with clipped gradients: before the synchronisation by DGC, without it behind."""
+    """SGD with momentum: before the synchronisation as part of DGC, without DGC behind it."""
     if config.density < 1:
-        sparsifier = zen.dgc(config.density, momentum=_MOMENTUM, clip_norm=_CLIP_NORM, axis_name=AXIS)
-        return sparsifier, optax.sgd(config.learning_rate)
-    clip = optax.clip_by_global_norm(_CLIP_NORM)
-    return optax.identity(), optax.chain(clip, optax.sgd(config.learning_rate, _MOMENTUM))
+        return zen.dgc(config.density, momentum=_MOMENTUM), optax.sgd(config.learning_rate)
+    return optax.identity(), optax.sgd(config.learning_rate, _MOMENTUM)
 
 
 def _cross_entropy(model: Transformer, words: jax.Array) -> jax.Array:
