@@ -10,12 +10,12 @@ class Block(nnx.Module):
 
     def __init__(self, dim: int, heads: int, *, rngs: nnx.Rngs):
         self.heads = heads
-        self.attention_norm = nnx.LayerNorm(dim, rngs=rngs)
-        self.query_key_value = nnx.Linear(dim, 3 * dim, rngs=rngs)
-        self.output = nnx.Linear(dim, dim, rngs=rngs)
-        self.network_norm = nnx.LayerNorm(dim, rngs=rngs)
-        self.up = nnx.Linear(dim, 4 * dim, rngs=rngs)
-        self.down = nnx.Linear(4 * dim, dim, rngs=rngs)
+        self.attention_norm = nnx.LayerNorm(dim, use_bias=False, rngs=rngs)
+        self.query_key_value = nnx.Linear(dim, 3 * dim, use_bias=False, rngs=rngs)
+        self.output = nnx.Linear(dim, dim, use_bias=False, rngs=rngs)
+        self.network_norm = nnx.LayerNorm(dim, use_bias=False, rngs=rngs)
+        self.up = nnx.Linear(dim, 4 * dim, use_bias=False, rngs=rngs)
+        self.down = nnx.Linear(4 * dim, dim, use_bias=False, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[batch, length, dim] -> the same."""
@@ -27,7 +27,7 @@ class Block(nnx.Module):
 
 
 class Transformer(nnx.Module):
-    """Learned positions, blocks, a final norm; one table is input and output embedding.
+    """Learned positions, blocks without biases, a final norm; one table is input and output embedding.
 
     The parameters of all blocks are stacked, so that a block compiles once and its leaves are few and large.
 
@@ -37,12 +37,12 @@ class Transformer(nnx.Module):
     def __init__(self, vocab: int, length: int, layers: int, dim: int, heads: int, *, rngs: nnx.Rngs):
         self.embedding = nnx.Embed(vocab, dim, rngs=rngs)
         self.positions = nnx.Param(0.02 * jax.random.normal(rngs.params(), (length, dim)))
-        self.blocks = nnx.vmap(lambda rngs: Block(dim, heads, rngs=rngs))(rngs.fork(split=layers))
-        self.norm = nnx.LayerNorm(dim, rngs=rngs)
+        self.blocks = nnx.vmap(lambda rngs: Block(dim, heads, rngs=rngs))(rngs.split(layers))
+        self.norm = nnx.LayerNorm(dim, use_bias=False, rngs=rngs)
 
     def __call__(self, words: jax.Array) -> jax.Array:
         """words [batch, length] -> logits of each one's successor [batch, length, vocab]."""
         graph, blocks = nnx.split(self.blocks)
-        x = self.embedding(words) + self.positions[...]
+        x = self.embedding(words) + self.positions[...][None]
         x, _ = lax.scan(lambda x, block: (nnx.merge(graph, block)(x), None), x, blocks)
         return self.embedding.attend(self.norm(x))

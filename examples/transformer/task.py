@@ -14,7 +14,7 @@ from examples.common.task import Task
 from examples.transformer.config import Config
 from examples.transformer.model import Transformer
 
-_MOMENTUM = 0.9
+_MOMENTUM, _CLIP_NORM = 0.9, 1.0
 
 
 def compressed_language_modelling(config: Config) -> Task:
@@ -22,7 +22,7 @@ def compressed_language_modelling(config: Config) -> Task:
     if config.dim % config.heads:
         raise ValueError(f"--dim {config.dim} must be a multiple of --heads {config.heads}")
     if config.density > 1:
-        raise ValueError(f"--density {config.density} must be a share, at most 1")
+        raise ValueError(f"--density {config.density} must be at most 1")
     corpus = text.load_corpus(config.data, config.vocab)
     vocab = len(corpus.words)
     streams = text.streams(corpus.train, config.workers * config.batch, config.length)
@@ -30,7 +30,13 @@ def compressed_language_modelling(config: Config) -> Task:
     model = Transformer(vocab, config.length, config.layers, config.dim, config.heads, rngs=nnx.Rngs(config.seed))
     graph, params = nnx.split(model)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    sparsifier, optimizer = _optimizers(config)
+    # Each worker clips its own gradients; momentum is before the synchronisation in DGC, behind it without DGC.
+    clip = optax.clip_by_global_norm(_CLIP_NORM)
+    if config.density < 1:
+        sparsifier = optax.chain(clip, zen.dgc(config.density, momentum=_MOMENTUM))
+        optimizer, sent = optax.sgd(config.learning_rate), f"{config.density:.3g} of each gradient, chosen by DGC"
+    else:
+        sparsifier, optimizer, sent = clip, optax.sgd(config.learning_rate, _MOMENTUM), "whole gradients"
 
     def batch(step: int, workers: Sequence[int]) -> np.ndarray:
         return text.window(streams[workers], step, config.length)
@@ -42,7 +48,7 @@ def compressed_language_modelling(config: Config) -> Task:
         lines=(
             f"text     {corpus.source}: {len(corpus.train):,} words, {vocab:,} different",
             f"model    {count / 1e6:.2f}M parameters, {config.layers} blocks of width {config.dim}",
-            f"sends    {config.density:.3g} of each gradient",
+            f"sends    {sent}",
         ),
         items="words",
         items_per_step=config.workers * config.batch * config.length,
@@ -51,17 +57,11 @@ def compressed_language_modelling(config: Config) -> Task:
         loss=loss,
         optimizer=optimizer,
         sparsifier=sparsifier,
-        synchronize={"unit": "element"},
+        # Every matrix of every block is sparse now, far below the size from which one usually is.
+        synchronize={"unit": "element", "dense_below": 1 << 16},
         metric="loss",
         validate=_validation_loss(graph, corpus.valid, config.length),
     )
-
-
-def _optimizers(config: Config) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
-    """SGD with momentum: before the synchronisation as part of DGC, without DGC behind it."""
-    if config.density < 1:
-        return zen.dgc(config.density, momentum=_MOMENTUM), optax.sgd(config.learning_rate)
-    return optax.identity(), optax.sgd(config.learning_rate, _MOMENTUM)
 
 
 def _cross_entropy(model: Transformer, words: jax.Array) -> jax.Array:
