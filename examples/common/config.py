@@ -13,15 +13,16 @@ def option(default: Any, meaning: str, **checks: Any) -> Any:
     return dataclasses.field(default=default, metadata={"meaning": meaning, **checks})
 
 
+SYNC = f"schemes to train with, comma-separated, of {', '.join(zen.schemes.names())}"
+"""The meaning of --sync, for examples that have a default of their own."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """The options that every example has."""
 
     data: Path | None = option(None, "where the data lies")
-    sync: tuple[str, ...] = option(
-        ("zen", "dense_ordered", "dense"),
-        f"schemes to train with, comma-separated, of {', '.join(zen.schemes.names())}",
-    )
+    sync: tuple[str, ...] = option(("zen", "dense_ordered", "dense"), SYNC)
     workers: int = option(8, "emulated workers, where there is one device", least=1)
     batch: int = option(8, "examples per worker and step", least=1)
     steps: int = option(200, "training steps", least=1)

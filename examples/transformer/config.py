@@ -14,9 +14,7 @@ class Config(config.Config):
     data: Path | None = option(
         None, "text: a file, or a directory of *.txt, *.md, *.rst, *.py, each also as .gz (default: Python's own)"
     )
-    sync: tuple[str, ...] = option(
-        ("zen", "agsparse", "dense_ordered"), config.Config.__dataclass_fields__["sync"].metadata["meaning"]
-    )
+    sync: tuple[str, ...] = option(("zen", "agsparse", "dense_ordered"), config.SYNC)
     density: float = option(0.05, "share of each gradient that DGC sends; 1 trains without DGC")
     vocab: int = option(4_000, "most frequent words kept, <eos> and <unk> among them", least=4)
     layers: int = option(2, "transformer blocks", least=1)
