@@ -13,7 +13,7 @@ pytest.importorskip("tqdm")
 from examples.common import app
 from examples.nmt import data
 from examples.nmt.main import EXAMPLE
-from examples.nmt.model import ended
+from examples.nmt.model import in_sentence
 
 pytestmark = pytest.mark.promoting  # flax promotes dtypes
 
@@ -56,7 +56,7 @@ def test_an_invented_sentence_turns_round():
 
 
 def test_a_sentence_counts_up_to_its_first_end():
-    assert ended(np.array([[5, 0, 0], [0, 0, 0], [5, 6, 0]])).tolist() == [
+    assert in_sentence(np.array([[5, 0, 0], [0, 0, 0], [5, 6, 0]])).tolist() == [
         [True, True, False],
         [True, False, False],
         [True, True, True],

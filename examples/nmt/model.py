@@ -24,7 +24,7 @@ class Translator(nnx.Module):
 
     def __call__(self, source: jax.Array, target: jax.Array) -> jax.Array:
         """source [batch, length], target [batch, time] so far -> features of what comes next [batch, time, dim]."""
-        inside = ended(source)
+        inside = in_sentence(source)
         rest = jnp.zeros((len(source), self.score.in_features))
         words = self.source_embedding(source)
         carry, states = self.encoder(words, initial_carry=(rest, rest), seq_lengths=jnp.sum(inside, axis=1))
@@ -34,7 +34,7 @@ class Translator(nnx.Module):
         return self.projection(jnp.concatenate([weights @ states, outputs], axis=-1))
 
 
-def ended(sentences: jax.Array) -> jax.Array:
+def in_sentence(sentences: jax.Array) -> jax.Array:
     """Marks each sentence [..., length] up to and with its first <eos>."""
     is_eos = sentences == EOS
     return jnp.cumsum(is_eos, axis=-1) - is_eos == 0

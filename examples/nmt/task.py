@@ -13,7 +13,7 @@ from examples.common.softmax import sampled_cross_entropy
 from examples.common.task import Task
 from examples.nmt import data
 from examples.nmt.config import Config
-from examples.nmt.model import Translator, ended
+from examples.nmt.model import Translator, in_sentence
 
 _VALID = 8, 64  # batches and pairs in each
 
@@ -24,7 +24,7 @@ def translation(config: Config) -> Task:
     chosen = shuffled(len(bitext.train.source), config)
     graph, params = nnx.split(Translator(*bitext.vocab, config.dim, config.hidden, rngs=nnx.Rngs(config.seed)))
 
-    def batch(step: int, workers: Sequence[int]) -> data.Pairs:
+    def batch(step: int, workers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         rows = chosen(step, workers)
         return bitext.train.source[rows], bitext.train.target[rows]
 
@@ -60,7 +60,7 @@ def _shifted(target: jax.Array) -> jax.Array:
 
 def _mean(losses: jax.Array, target: jax.Array) -> jax.Array:
     """The mean over the words of target [batch, time], <eos> among them."""
-    return jnp.mean(losses, where=ended(target))
+    return jnp.mean(losses, where=in_sentence(target))
 
 
 def _perplexity(graph: nnx.GraphDef, pairs: data.Pairs) -> Callable[[nnx.State], float]:
@@ -70,11 +70,11 @@ def _perplexity(graph: nnx.GraphDef, pairs: data.Pairs) -> Callable[[nnx.State],
     count = min(batches, len(pairs.source) // size)
 
     @jax.jit
-    def loss_fun(params: nnx.State, source: np.ndarray, target: np.ndarray) -> jax.Array:
+    def loss_fun(params: nnx.State, source: np.ndarray, target: np.ndarray) -> tuple[jax.Array, jax.Array]:
         model = nnx.merge(graph, params)
         logits = model(source, _shifted(target)) @ model.target_embedding.embedding[...].T
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, target)
-        return jnp.sum(losses, where=ended(target)), jnp.sum(ended(target))
+        return jnp.sum(losses, where=in_sentence(target)), jnp.sum(in_sentence(target))
 
     def validate(params: nnx.State) -> float:
         cuts = [slice(i * size, (i + 1) * size) for i in range(count)]
