@@ -29,10 +29,10 @@ def books(tmp_path_factory):
     return folder
 
 
-def test_zen_gives_the_losses_of_agsparse_and_moves_fewer_bytes(books, tmp_path):
-    assert app.main(EXAMPLE, ["--data", str(books), "--out", str(tmp_path), *TINY, "--sync", "zen,agsparse"]) == 0
+def test_zen_gives_the_losses_of_a_dense_run_and_moves_fewer_bytes(books, tmp_path):
+    assert app.main(EXAMPLE, ["--data", str(books), "--out", str(tmp_path), *TINY, "--sync", "zen,dense_ordered"]) == 0
     runs = {row["sync"]: row for row in json.loads((tmp_path / "summary.json").read_text())["runs"]}
-    assert runs["agsparse"]["steps_bitwise_equal"] == 8
+    assert runs["dense_ordered"]["steps_bitwise_equal"] == 8
     assert runs["zen"]["bytes_ratio"] < 1 / 3
     assert falls(tmp_path / "zen")
 
