@@ -15,7 +15,6 @@ from examples.common.config import Config
 from examples.common.task import PyTree, Task
 from examples.common.workers import AXIS, EACH, SAME, Workers
 
-
 # On a CPU XLA drops optimization barriers before it fuses. With them an optimizer rounds the same behind every scheme.
 _KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 

@@ -68,7 +68,7 @@ def synthetic(seed: int) -> Dataset:
 def _read(path: Path) -> Dataset:
     expected = f"{path}: expected the data.npz of nycflights_ctr"
     try:
-        with np.load(path) as data:
+        with path.open("rb") as file, np.load(file) as data:
             names, cardinality = data["field_names"], data["cardinality"].astype(np.int64)
             split, labels = data["split"], data["label"].astype(np.float32)
             fields = [data[f"f_{name}"].astype(np.int64) for name in names]
