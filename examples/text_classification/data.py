@@ -88,7 +88,7 @@ def _goemotions(folder: Path, vocab: int, length: int) -> Dataset:
 def _lines(path: Path, labels: int) -> list[tuple[list[str], list[int]]]:
     """The words in lower case, <eos> behind them, and the label ids of each line."""
     comments = []
-    for number, line in enumerate(read(path).splitlines(), 1):
+    for number, line in enumerate(read(path).removesuffix("\n").split("\n"), 1):
         true, tab, text = line.partition("\t")
         if not (tab and all(label.isdecimal() and int(label) < labels for label in true.split(","))):
             raise DataError(
