@@ -59,7 +59,7 @@ def _find(data: Path, kind: str) -> Path:
 
 
 def _read(path: Path, length: int) -> Languages:
-    pairs = [_pair(path, *line) for line in enumerate(text.read(path).splitlines(), 1)]
+    pairs = [_pair(path, *line) for line in enumerate(text.read(path).removesuffix("\n").split("\n"), 1)]
     short = [pair for pair in pairs if max(map(len, pair)) <= length]
     if not short:
         raise DataError(f"{path} has {len(pairs):,} sentence pairs, but none of at most {length} words (--length)")
