@@ -18,6 +18,6 @@ class Config(config.Config):
     dim: int = option(256, "width of the embedding table", least=1)
     hidden: int = option(128, "width of the hidden layer", least=1)
     length: int = option(32, "words read of each comment", least=1)
-    batch: int = option(64, "comments per worker and step", least=1)
+    batch: int = option(32, "comments per worker and step", least=1)
     learning_rate: float = option(0.005, "learning rate of Adam")
     out: Path = option(Path("runs/text_classification"), "where results and checkpoints go")
