@@ -1,69 +1,49 @@
 """Several processes: joining those that a launcher started, or starting them here."""
 
-import dataclasses
-import os
+import contextlib
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 
-_LAUNCHERS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK")  # jax.distributed reads the rest by itself
+from examples.common.rank import Rank, launcher_knows
+from examples.common.watch import ARRIVAL, Watch
+
 _GRACE = 5.0  # seconds for processes to end by themselves
+_JAX_PATIENCE = 2  # timeouts after which JAX ends a process whose peer is dead, unless the watch has
 
 
-@dataclasses.dataclass(frozen=True)
-class Rank:
-    """This process among `count`; the coordinator is `host:port` of process 0."""
+@contextlib.contextmanager
+def joined(rank: Rank | None, timeout: int) -> Iterator[None]:
+    """Inside, this process is connected with the others; nothing happens where it runs alone.
 
-    coordinator: str
-    count: int
-    index: int
-
-
-def rank_from(coordinator: str | None, count: int | None, index: int | None) -> Rank | None:
-    """The rank that options or the environment set, None where neither does; a ValueError where it is half set."""
-
-    def from_environment(name: str) -> int | None:
-        text = os.environ.get(f"JAX_{name}") or os.environ.get(name)
-        try:
-            return None if text is None else int(text)
-        except ValueError:
-            raise ValueError(f"environment variable {name}={text!r} is not an integer") from None
-
-    coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
-    if coordinator is None:
-        if count is None and index is None:
-            return None
-        raise ValueError("--num-processes and --process-id need --coordinator HOST:PORT")
-    count = from_environment("NUM_PROCESSES") if count is None else count
-    index = from_environment("PROCESS_ID") if index is None else index
-    if count is None or index is None:
-        raise ValueError(f"--coordinator {coordinator} needs --num-processes and --process-id")
-    if not 0 <= index < count:
-        raise ValueError(f"--process-id {index} must be at least 0 and below --num-processes {count}")
-    return Rank(coordinator, count, index)
-
-
-def join(rank: Rank | None) -> None:
-    """Connects this process with the others; does nothing where it runs alone."""
-    if rank is None and not any(name in os.environ for name in _LAUNCHERS):
+    Should a process be killed, stuck for `timeout` seconds, or leave by an exception, all end and say why.
+    """
+    if rank is None and not launcher_knows():
+        yield
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    seconds = _JAX_PATIENCE * timeout
+    limits = {"heartbeat_timeout_seconds": seconds, "shutdown_timeout_seconds": seconds}
     if rank is None:
-        jax.distributed.initialize()
-    else:
-        jax.distributed.initialize(rank.coordinator, rank.count, rank.index)
+        jax.distributed.initialize(**limits)
+        yield
+        return
+    with Watch(rank, timeout):
+        jax.distributed.initialize(
+            rank.coordinator, rank.count, rank.index, initialization_timeout=int(ARRIVAL), **limits
+        )
+        yield
 
 
 def start(command: list[str], count: int) -> int:
     """Runs `command` in `count` processes on this machine. Returns an exit code; the first to fail ends them all."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        coordinator = f"localhost:{probe.getsockname()[1]}"
+    coordinator = f"localhost:{free_ports()}"
     with tempfile.TemporaryDirectory() as logs:
         paths = [Path(logs) / f"{index}.log" for index in range(count)]
         processes: list[subprocess.Popen] = []
@@ -83,6 +63,17 @@ def start(command: list[str], count: int) -> int:
             return 130
         finally:
             _end(processes)
+
+
+def free_ports() -> int:
+    """A port that is free, as is the one behind it."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("localhost", 0))
+            port = first.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                second.bind(("localhost", port + 1))
+                return port
 
 
 def _report(processes: list[subprocess.Popen], logs: list[Path]) -> int:
