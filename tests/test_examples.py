@@ -1,7 +1,6 @@
 """What all examples share: a small one is trained, stopped, resumed and refused."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,7 @@ pytest.importorskip("tqdm")
 from counting import EXAMPLE
 
 import zen_jax as zen
-from examples.common import app, launch
-from examples.common.rank import Rank, rank_from
+from examples.common import app
 
 pytestmark = pytest.mark.promoting  # Orbax promotes dtypes
 
@@ -75,20 +73,3 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path, capsys, monkeypatc
     monkeypatch.setattr(zen, "__version__", "9.9.9")
     assert run(tmp_path, "--resume") == 2
     assert "zen_jax=0" in (error := capsys.readouterr().err) and "9.9.9" in error
-
-
-def test_rank_from_the_environment(monkeypatch):
-    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "host:1234")
-    monkeypatch.setenv("NUM_PROCESSES", "4")
-    monkeypatch.setenv("PROCESS_ID", "3")
-    assert rank_from(None, None, None) == Rank("host:1234", 4, 3)
-    monkeypatch.setenv("PROCESS_ID", "4")
-    with pytest.raises(ValueError, match="below --num-processes"):
-        rank_from(None, None, None)
-
-
-def test_a_failed_process_ends_the_others_and_says_why(tmp_path, capfd):
-    script = tmp_path / "script.py"
-    script.write_text("import sys, time\nif sys.argv[-1] == '1': sys.exit('out of paper')\ntime.sleep(60)\n")
-    assert launch.start([sys.executable, str(script)], 3) == 1
-    assert "process 1 of 3 ended with exit code 1" in (error := capfd.readouterr().err) and "out of paper" in error

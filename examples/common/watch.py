@@ -8,6 +8,8 @@ and not always with a name; they are told to wait longer, and remain for what th
 
 import contextlib
 import dataclasses
+import json
+import math
 import os
 import selectors
 import socket
@@ -29,17 +31,16 @@ _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130  # exit codes
 class _Peer:
     connection: socket.socket
     index: int = 0
-    heard: float = 0.0
+    heard: float = math.inf  # when last; silence counts from the first word on
     unread: bytes = b""
     done: bool = False
 
     def send(self, *words: object) -> None:
-        line = " ".join(" ".join(map(str, words)).split())
         with contextlib.suppress(OSError):  # whoever reads will find that it is gone
-            self.connection.sendall(line.encode() + b"\n")
+            self.connection.sendall(json.dumps(words).encode() + b"\n")
 
-    def receive(self) -> list[str] | None:
-        """The lines that have come, waiting for the first; None where nothing will come any more."""
+    def receive(self) -> list[list] | None:
+        """The messages that have come, waiting for the first; None where nothing will come any more."""
         lines: list[bytes] = []
         while not lines:
             try:
@@ -50,7 +51,7 @@ class _Peer:
                 return None
             *lines, self.unread = (self.unread + received).split(b"\n")
         self.heard = time.monotonic()
-        return [line.decode(errors="replace") for line in lines]
+        return [json.loads(line) for line in lines]
 
 
 class Watch:
@@ -68,14 +69,20 @@ class Watch:
     def __init__(self, rank: Rank, timeout: float):
         self._rank, self._timeout = rank, timeout
         self._peers: list[_Peer] = []
+        self._complete = threading.Event()
         self._ending = threading.Lock()
 
     def __enter__(self) -> "Watch":
-        self._peers = _meet_others(self._rank, self._timeout) if self._rank.index == 0 else [_meet_first(self._rank)]
+        first = self._rank.index == 0
+        self._peers = _meet_others(self._rank, self._timeout) if first else [_meet_first(self._rank)]
         for peer in self._peers:
             peer.connection.settimeout(self._timeout)
-            peer.heard = time.monotonic()
+            if first:
+                peer.send("complete")
+                peer.heard = time.monotonic()  # the last to come may have come late
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        if not first and not self._complete.wait(2 * ARRIVAL):
+            raise TimeoutError(f"{self._rank.name(0)} does not say whether all processes have come")
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
@@ -110,16 +117,18 @@ class Watch:
 
     def _listen(self, peer: _Peer) -> bool:
         """Takes in what a process says; whether there may be more."""
-        lines = peer.receive()
-        if lines is None:
+        messages = peer.receive()
+        if messages is None:
             if not peer.done:
                 self._end(_FAILED, peer, "was killed: its connection closed without a word")
             return False
-        for line in lines:
-            word, *rest = line.split(" ", 2)
+        for word, *rest in messages:
+            if word == "complete":
+                self._complete.set()
             peer.done = peer.done or word == "done"
             if word == "over":
-                self._end(int(rest[0]), None, rest[1])
+                code, why = rest
+                self._end(code, None, why)
         return True
 
     def _fail(self, code: int, text: str) -> None:
@@ -175,8 +184,6 @@ def _meet_others(rank: Rank, timeout: float) -> list[_Peer]:
             if peer.index not in missing:
                 raise refuse(ValueError, f"two processes were started as {rank.name(peer.index)}")
             missing.discard(peer.index)
-    for peer in peers:
-        peer.send("welcome")
     return peers
 
 
@@ -184,15 +191,14 @@ def _hello(peer: _Peer, timeout: float) -> tuple[int, int] | None:
     """Index and count with which a process came; None for anything else that connects."""
     peer.connection.settimeout(timeout)
     try:
-        lines = peer.receive()
-        word, index, count = lines[0].split()
-        return (int(index), int(count)) if word == "hello" else None
+        word, index, count = peer.receive()[0]
+        return (index, count) if word == "hello" else None
     except (OSError, TypeError, ValueError):
         return None
 
 
 def _meet_first(rank: Rank) -> _Peer:
-    """Connects with process 0 and waits until all others have."""
+    """Connects with process 0."""
     host, port = rank.address
     deadline = time.monotonic() + ARRIVAL
     while True:
@@ -204,11 +210,6 @@ def _meet_first(rank: Rank) -> _Peer:
                 raise TimeoutError(f"{rank.name(0)} does not answer at {host}:{port + 1}: {error}") from error
             time.sleep(0.2)
     peer.send("hello", rank.index, rank.count)
-    answer = peer.receive()
-    if answer is None:
-        raise ValueError(f"{rank.name(0)} ended before all others had come")
-    if answer[0] != "welcome":
-        raise ValueError(answer[0].split(" ", 2)[2])
     return peer
 
 
