@@ -12,8 +12,9 @@ from pathlib import Path
 import jax
 
 from examples.common.rank import Rank, launcher_knows
-from examples.common.watch import ARRIVAL, Watch
+from examples.common.watch import Watch
 
+_LAST_WORDS = 2.0  # seconds for process 0 to say why, once another has failed
 _GRACE = 5.0  # seconds for processes to end by themselves
 _JAX_PATIENCE = 2  # timeouts after which JAX ends a process whose peer is dead, unless the watch has
 
@@ -35,8 +36,10 @@ def joined(rank: Rank | None, timeout: int) -> Iterator[None]:
         yield
         return
     with Watch(rank, timeout):
+        # Of a launcher only the processes on this host are asked for, which share its devices.
+        detection = None if launcher_knows() else "deactivate"
         jax.distributed.initialize(
-            rank.coordinator, rank.count, rank.index, initialization_timeout=int(ARRIVAL), **limits
+            rank.coordinator, rank.count, rank.index, cluster_detection_method=detection, **limits
         )
         yield
 
@@ -58,6 +61,8 @@ def start(command: list[str], count: int) -> int:
                 if any(process.poll() for process in processes):
                     break
                 time.sleep(0.05)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                processes[0].wait(_LAST_WORDS)
             return _report(processes, paths)
         except KeyboardInterrupt:
             return 130
@@ -77,16 +82,20 @@ def free_ports() -> int:
 
 
 def _report(processes: list[subprocess.Popen], logs: list[Path]) -> int:
-    failed = [(index, process.returncode) for index, process in enumerate(processes) if process.poll()]
-    if not failed:
+    """Says which processes failed, unless process 0 has, and returns an exit code."""
+    fates, verdicts, codes = [], [], [process.poll() or 0 for process in processes]
+    if not any(codes):
         return 0
-    for index, code in failed:
-        cause = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        # A killed process leaves no word on why.
-        last = logs[index].read_text(errors="replace").strip().splitlines()[-1:] if code > 0 and index > 0 else []
-        print(f"process {index} of {len(processes)} {cause}", *last, sep=": ", file=sys.stderr)
-    code = failed[0][1]
-    return code if code > 0 else 1
+    for index, code in enumerate(codes):
+        # A killed process leaves no word on why, and those of process 0 have been seen.
+        words = logs[index].read_text(errors="replace").strip().splitlines()[-1:] if code > 0 and index > 0 else []
+        if code:
+            cause = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            fates.append(": ".join([f"process {index} of {len(processes)} {cause}", *words]))
+        verdicts += [word for word in words if word.startswith("process ")]
+    if not (verdicts and codes[0] > 0):
+        print(*(verdicts[:1] or fates), sep="\n", file=sys.stderr)
+    return next((code for code in codes if code > 0), 1)
 
 
 def _end(processes: list[subprocess.Popen]) -> None:
