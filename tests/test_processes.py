@@ -26,7 +26,7 @@ KILL, STOP = "os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getpid(), signa
 
 # A process that does nothing in the watch but its deed; watched processes need no JAX.
 WATCHED = """
-import os, signal, sys, time
+import ctypes, os, signal, sys, time
 from examples.common import watch
 from examples.common.rank import Rank
 
@@ -81,6 +81,13 @@ def test_one_process_ends_the_others_and_they_name_it(deed, code, message, victi
         assert ends.pop(victim)[0] == -signal.SIGKILL
     for returned, errors in ends:
         assert returned == code and errors.endswith(f"process {victim} of 3 {message}\n"), errors
+
+
+@pytest.mark.multiprocess
+def test_an_abort_by_jax_comes_second():
+    deeds = [f"time.sleep(1); {KILL}", "ctypes.CDLL(None).abort()"]
+    code, errors = watched(deeds, [(2, index) for index in range(2)])[1]
+    assert code == 1 and "process 0 of 2 was killed" in errors
 
 
 @pytest.mark.multiprocess

@@ -3,15 +3,17 @@
 Every process keeps a TCP connection with process 0, at the port behind the coordinator's, and sends a beat over it a
 few times per timeout. A connection that closes without a farewell is a process that was killed, one that is silent for
 the timeout a process that is stuck. Process 0 tells the others. JAX's own heartbeats would end them too, but by abort()
-and not always with a name; they are told to wait longer, and remain for what this cannot see.
+and not always with a name; they are to wait longer, and remain for what this cannot see.
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import json
 import math
 import os
 import selectors
+import signal
 import socket
 import sys
 import threading
@@ -73,6 +75,7 @@ class Watch:
         self._ending = threading.Lock()
 
     def __enter__(self) -> "Watch":
+        _slow_abort()
         first = self._rank.index == 0
         self._peers = _meet_others(self._rank, self._timeout) if first else [_meet_first(self._rank)]
         for peer in self._peers:
@@ -211,6 +214,19 @@ def _meet_first(rank: Rank) -> _Peer:
             time.sleep(0.2)
     peer.send("hello", rank.index, rank.count)
     return peer
+
+
+def _slow_abort() -> None:
+    """Has abort() take 6 seconds.
+
+    JAX aborts a process in the very moment that process 0 is gone, and would often be faster than the watch. A handler of
+    Python's would not be called; sleep() may be called in one, and SIGABRT's number is what it gets to sleep for.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # no POSIX
+        libc = ctypes.CDLL(None)
+        libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        libc.signal.restype = ctypes.c_void_p
+        libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
 
 
 def _wait_for_ends(peers: list[_Peer]) -> None:
