@@ -3,8 +3,8 @@
     python -m tests.kills --kills 20 --processes 4
 
 The run is the small example of tests/counting.py over gloo, with a checkpoint every other step, so that many kills come
-while one is written. Each kill must end every other process by itself, with exit code 1 and a line that names the process
-killed.
+while one is written. After each the other processes must end by themselves, with exit code 1 and a line that names the
+process killed.
 """
 
 import argparse
@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from examples.common.launch import free_ports
+
 ROOT = Path(__file__).parents[1]
 PATIENCE = 240  # seconds until a run that says nothing counts as hung
 
@@ -26,8 +28,6 @@ class Run:
     """The example in processes of their own, each started by hand; inside a `with` block, which none outlives."""
 
     def __init__(self, out: Path, count: int, *options: str, own: dict[int, list[str]] | None = None):
-        from examples.common.launch import free_ports
-
         self.log = out / "zen" / "metrics.jsonl"
         where = ["--coordinator", f"localhost:{free_ports()}", "--num-processes", str(count), "--process-id"]
         command = [sys.executable, "-m", "tests.counting", "--sync", "zen", "--out", str(out), *options]
@@ -107,9 +107,7 @@ def kill_and_resume(out: Path, count: int, kills: int, seed: int) -> int:
             behind = len(losses(run.log))
             during = ", half-way through a checkpoint" if _writes_checkpoint(out / "killed") else ""
             seconds = kill(run, victim)
-            print(
-                f"process {victim} killed behind step {behind}{during}: the others ended in {seconds:.1f} s", flush=True
-            )
+            print(f"process {victim} killed behind step {behind}{during}: all ended in {seconds:.1f} s", flush=True)
     resumed, straight = (finish(out / name, count, *options) for name in ("killed", "straight"))
     assert len(straight) == steps and resumed == straight, "the losses differ from those of a run never killed"
     return steps
@@ -127,9 +125,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         steps = kill_and_resume(Path(folder), options.processes, options.kills, options.seed)
-    print(
-        f"{options.kills} kills, each a clean end; all {steps} losses are bitwise those of a run that was never killed"
-    )
+    print(f"{options.kills} kills, each a clean end; all {steps} losses are bitwise those of a run never killed")
 
 
 if __name__ == "__main__":

@@ -116,45 +116,48 @@ class Watch:
                     for key in selector.get_map().values():
                         key.data.send("beat")
                         if now - key.data.heard > self._timeout:
-                            self._end(_FAILED, key.data, f"is stuck: no sign of it for {self._timeout:g} s")
+                            self._end(
+                                _FAILED, f"{self._name(key.data)} is stuck: no sign of it for {self._timeout:g} s"
+                            )
 
     def _listen(self, peer: _Peer) -> bool:
         """Takes in what a process says; whether there may be more."""
         messages = peer.receive()
         if messages is None:
             if not peer.done:
-                self._end(_FAILED, peer, "was killed: its connection closed without a word")
+                self._end(_FAILED, f"{self._name(peer)} was killed: its connection closed without a word")
             return False
         for word, *rest in messages:
             if word == "complete":
                 self._complete.set()
             peer.done = peer.done or word == "done"
             if word == "over":
-                code, why = rest
-                self._end(code, None, why)
+                self._end(*rest)
         return True
 
     def _fail(self, code: int, text: str) -> None:
         """Ends all processes for what happened in this one."""
-        if self._rank.index == 0:
-            self._end(code, None, f"{self._rank.name(0)} failed: {text}")
-        self._peers[0].send("over", code, f"{self._rank.name(self._rank.index)} failed: {text}")
-        time.sleep(self._timeout)  # process 0 sends it back, and the watch ends this one, too
-        self._end(code, None, text)
+        why = f"{self._rank.name(self._rank.index)} failed: {text}"
+        if self._rank.index > 0:
+            self._peers[0].send("over", code, why)
+            time.sleep(self._timeout)  # process 0 sends it back, and the watch ends this one, too
+        self._end(code, why)
 
-    def _end(self, code: int, peer: _Peer | None, why: str) -> None:
+    def _end(self, code: int, why: str) -> None:
         """Ends this process, and all others where it is the first, without JAX's farewell, which waits for the dead."""
         if not self._ending.acquire(blocking=False):
             time.sleep(self._timeout)  # another thread is about to
-        why = why if peer is None else f"{self._rank.name(peer.index)} {why}"
         if self._rank.index == 0:
-            for other in self._peers:
-                other.send("over", code, why)
+            for peer in self._peers:
+                peer.send("over", code, why)
         sys.stdout.flush()
         print(why, file=sys.stderr, flush=True)
         if self._rank.index == 0:
             _wait_for_ends(self._peers)
         os._exit(code)
+
+    def _name(self, peer: _Peer) -> str:
+        return self._rank.name(peer.index)
 
 
 def _meet_others(rank: Rank, timeout: float) -> list[_Peer]:
@@ -219,8 +222,8 @@ def _meet_first(rank: Rank) -> _Peer:
 def _slow_abort() -> None:
     """Has abort() take 6 seconds.
 
-    JAX aborts a process in the very moment that process 0 is gone, and would often be faster than the watch. A handler of
-    Python's would not be called; sleep() may be called in one, and SIGABRT's number is what it gets to sleep for.
+    JAX aborts a process in the very moment that process 0 is gone, and could be faster than the watch. A handler of
+    Python's would come too late; sleep() may be called in one of C's, and sleeps for the number of the signal.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):  # no POSIX
         libc = ctypes.CDLL(None)
