@@ -1,6 +1,7 @@
 """Several processes: joining those that a launcher started, or starting them here."""
 
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
@@ -102,6 +103,7 @@ def _end(processes: list[subprocess.Popen]) -> None:
     for process in processes:
         if process.poll() is None:
             process.terminate()
+            process.send_signal(signal.SIGCONT)  # a stopped one would not hear
     deadline = time.monotonic() + _GRACE
     for process in processes:
         try:
