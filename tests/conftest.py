@@ -15,6 +15,8 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+collect_ignore = ["counting.py"]  # for doctests: it has none, and needs the examples' extras
+
 # Compiling inside an example takes seconds; the same examples every time keep a failure reproducible.
 hypothesis.settings.register_profile("zen", deadline=None, derandomize=True, max_examples=40, database=None)
 hypothesis.settings.load_profile("zen")

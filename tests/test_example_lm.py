@@ -11,7 +11,9 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("tqdm")
 
 from examples.common import app, text
+from examples.lm.config import Config
 from examples.lm.main import EXAMPLE
+from examples.lm.task import language_modelling
 
 pytestmark = pytest.mark.promoting  # flax promotes dtypes
 
@@ -65,6 +67,14 @@ def test_windows_follow_each_other_and_start_again():
         [6, 7, 8, 9],
         [0, 1, 2, 3],
     ]
+
+
+def test_a_process_builds_the_rows_of_its_own_workers_alone(books):
+    task = language_modelling(Config(data=books, vocab=50, dim=4, hidden=4, workers=4, batch=2, unroll=5))
+    whole = task.batch(3, range(4))
+    assert whole.shape == (4, 2, 6)
+    for workers in ([2], [1, 3]):
+        assert np.array_equal(task.batch(3, workers), whole[workers])
 
 
 @pytest.mark.parametrize(

@@ -1,62 +1,20 @@
 """What all examples share: a small one is trained, stopped, resumed and refused."""
 
-import dataclasses
 import json
-import sys
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
 import pytest
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("orbax.checkpoint")
 pytest.importorskip("tqdm")
 
+from counting import EXAMPLE
+
 import zen_jax as zen
-from examples.common import app, config, launch
-from examples.common.config import option
-from examples.common.task import Task
+from examples.common import app
 
 pytestmark = pytest.mark.promoting  # Orbax promotes dtypes
-
-
-@dataclasses.dataclass(frozen=True)
-class Config(config.Config):
-    rows: int = option(40, "rows of the table", least=1)
-    workers: int = option(4, "workers", least=1)
-    steps: int = option(8, "steps", least=1)
-
-
-def counting(config: Config) -> Task:
-    """Rows of a table that learn a number, sparsified, with a count that each worker carries along."""
-
-    def batch(step, workers):
-        return np.stack([np.random.default_rng((step, worker)).integers(0, config.rows, 6) for worker in workers])
-
-    def loss(params, carry, ids, key):
-        noise = jax.random.normal(key, ids.shape)
-        return jnp.mean((params["table"][ids, 0] - 1 + 0.1 * noise) ** 2) + 0.01 * jnp.sin(carry), carry + 1
-
-    return Task(
-        lines=(f"table    {config.rows} rows",),
-        items="rows",
-        items_per_step=6 * config.workers,
-        params={"table": jnp.zeros((config.rows, 2))},
-        batch=batch,
-        loss=loss,
-        optimizer=optax.adam(config.learning_rate),
-        metric="mean",
-        validate=lambda params: float(jnp.mean(params["table"])),
-        carry=jnp.zeros(()),
-        sparsifier=zen.top_k(0.1),
-        synchronize={"unit": "element"},
-    )
-
-
-EXAMPLE = app.Example("tests.test_examples", "Counts.", Config, counting)
 
 
 @pytest.fixture(scope="module")
@@ -115,20 +73,3 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path, capsys, monkeypatc
     monkeypatch.setattr(zen, "__version__", "9.9.9")
     assert run(tmp_path, "--resume") == 2
     assert "zen_jax=0" in (error := capsys.readouterr().err) and "9.9.9" in error
-
-
-def test_rank_from_the_environment(monkeypatch):
-    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "host:1234")
-    monkeypatch.setenv("NUM_PROCESSES", "4")
-    monkeypatch.setenv("PROCESS_ID", "3")
-    assert launch.rank_from(None, None, None) == launch.Rank("host:1234", 4, 3)
-    monkeypatch.setenv("PROCESS_ID", "4")
-    with pytest.raises(ValueError, match="below --num-processes"):
-        launch.rank_from(None, None, None)
-
-
-def test_a_failed_process_ends_the_others_and_says_why(tmp_path, capfd):
-    script = tmp_path / "script.py"
-    script.write_text("import sys, time\nif sys.argv[-1] == '1': sys.exit('out of paper')\ntime.sleep(60)\n")
-    assert launch.start([sys.executable, str(script)], 3) == 1
-    assert "process 1 of 3 ended with exit code 1" in (error := capfd.readouterr().err) and "out of paper" in error

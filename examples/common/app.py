@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import jax
 
+import zen_jax as zen
 from examples.common import launch, metrics, progress, report
 from examples.common.checkpoint import Checkpoints
 from examples.common.config import Config, add_options, at_least
 from examples.common.loop import Run, initial_state, train
+from examples.common.rank import rank_from
 from examples.common.task import Task
 from examples.common.workers import Workers, find_workers
 
@@ -22,6 +24,8 @@ _EXAMPLES = """examples:
   python -m {name} --coordinator HOST:PORT --num-processes 16 --process-id 3
                                           one of 16 processes under a launcher of yours
 """
+
+_OWN = ("data", "out")  # paths, which each host may have of its own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +48,11 @@ def main(example: Example, arguments: list[str]) -> int:
                 raise ValueError(f"--workers {options.workers}: --processes {options.processes} has one worker each")
             command = [sys.executable, "-m", example.name, *arguments, "--processes", "0"]
             return launch.start(command, options.processes)
-        config, workers, task = _prepare(example, options)
-        _compare(config, workers, task)
+        rank = rank_from(options.coordinator, options.num_processes, options.process_id)
+        options.out.mkdir(parents=True, exist_ok=True)
+        with launch.joined(rank, options.timeout):
+            config, workers, task = _prepare(example, options)
+            _compare(config, workers, task)
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
@@ -54,14 +61,14 @@ def main(example: Example, arguments: list[str]) -> int:
 
 def _prepare(example: Example, options: argparse.Namespace) -> tuple[Config, Workers, Task]:
     """Everything that can be wrong with options and data is found here, before anything is traced."""
-    rank = launch.rank_from(options.coordinator, options.num_processes, options.process_id)
-    options.out.mkdir(parents=True, exist_ok=True)
-    launch.join(rank)
     workers = find_workers(options.workers, example.config.workers)
     names = {field.name for field in dataclasses.fields(example.config)}
     chosen = {name: value for name, value in vars(options).items() if name in names}
     config = example.config(**chosen | {"workers": workers.count})
-    return config, workers, example.task(config)
+    task = example.task(config)
+    same = {name: value for name, value in dataclasses.asdict(config).items() if name not in _OWN}
+    zen.check_agreement(**same, params=task.params, synchronize=task.synchronize)
+    return config, workers, task
 
 
 def _compare(config: Config, workers: Workers, task: Task) -> None:
@@ -109,7 +116,18 @@ def _parser(example: Example) -> argparse.ArgumentParser:
     add_options(parser, example.config)
     several = parser.add_argument_group("several processes")
     several.add_argument("--processes", type=at_least(0), default=0, metavar="N", help="start N on this machine")
-    several.add_argument("--coordinator", metavar="HOST:PORT", help="or JAX_COORDINATOR_ADDRESS")
-    several.add_argument("--num-processes", type=at_least(1), metavar="N", help="or NUM_PROCESSES")
-    several.add_argument("--process-id", type=at_least(0), metavar="I", help="or PROCESS_ID")
+    several.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="where process 0 listens, at this port and the next, or JAX_COORDINATOR_ADDRESS",
+    )
+    several.add_argument("--num-processes", type=at_least(1), metavar="N", help="or NUM_PROCESSES, or a launcher's")
+    several.add_argument("--process-id", type=at_least(0), metavar="I", help="or PROCESS_ID, or a launcher's")
+    several.add_argument(
+        "--timeout",
+        type=at_least(1),
+        default=60,
+        metavar="SECONDS",
+        help="of silence after which a process counts as stuck, and all end (default: 60)",
+    )
     return parser

@@ -1,69 +1,53 @@
 """Several processes: joining those that a launcher started, or starting them here."""
 
-import dataclasses
-import os
+import contextlib
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 
-_LAUNCHERS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK")  # jax.distributed reads the rest by itself
+from examples.common.rank import Rank, launcher_knows
+from examples.common.watch import Watch
+
+_LAST_WORDS = 2.0  # seconds for process 0 to say why, once another has failed
 _GRACE = 5.0  # seconds for processes to end by themselves
+_JAX_PATIENCE = 2  # timeouts after which JAX ends a process whose peer is dead, unless the watch has
 
 
-@dataclasses.dataclass(frozen=True)
-class Rank:
-    """This process among `count`; the coordinator is `host:port` of process 0."""
+@contextlib.contextmanager
+def joined(rank: Rank | None, timeout: int) -> Iterator[None]:
+    """Inside, this process is connected with the others; nothing happens where it runs alone.
 
-    coordinator: str
-    count: int
-    index: int
-
-
-def rank_from(coordinator: str | None, count: int | None, index: int | None) -> Rank | None:
-    """The rank that options or the environment set, None where neither does; a ValueError where it is half set."""
-
-    def from_environment(name: str) -> int | None:
-        text = os.environ.get(f"JAX_{name}") or os.environ.get(name)
-        try:
-            return None if text is None else int(text)
-        except ValueError:
-            raise ValueError(f"environment variable {name}={text!r} is not an integer") from None
-
-    coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
-    if coordinator is None:
-        if count is None and index is None:
-            return None
-        raise ValueError("--num-processes and --process-id need --coordinator HOST:PORT")
-    count = from_environment("NUM_PROCESSES") if count is None else count
-    index = from_environment("PROCESS_ID") if index is None else index
-    if count is None or index is None:
-        raise ValueError(f"--coordinator {coordinator} needs --num-processes and --process-id")
-    if not 0 <= index < count:
-        raise ValueError(f"--process-id {index} must be at least 0 and below --num-processes {count}")
-    return Rank(coordinator, count, index)
-
-
-def join(rank: Rank | None) -> None:
-    """Connects this process with the others; does nothing where it runs alone."""
-    if rank is None and not any(name in os.environ for name in _LAUNCHERS):
+    Should a process be killed, stuck for `timeout` seconds, or leave by an exception, all end and say why.
+    """
+    if rank is None and not launcher_knows():
+        yield
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    seconds = _JAX_PATIENCE * timeout
+    limits = {"heartbeat_timeout_seconds": seconds, "shutdown_timeout_seconds": seconds}
     if rank is None:
-        jax.distributed.initialize()
-    else:
-        jax.distributed.initialize(rank.coordinator, rank.count, rank.index)
+        jax.distributed.initialize(**limits)
+        yield
+        return
+    with Watch(rank, timeout):
+        # Of a launcher only the processes on this host are asked for, which share its devices.
+        detection = None if launcher_knows() else "deactivate"
+        jax.distributed.initialize(
+            rank.coordinator, rank.count, rank.index, cluster_detection_method=detection, **limits
+        )
+        yield
 
 
 def start(command: list[str], count: int) -> int:
     """Runs `command` in `count` processes on this machine. Returns an exit code; the first to fail ends them all."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        coordinator = f"localhost:{probe.getsockname()[1]}"
+    coordinator = f"localhost:{free_ports()}"
     with tempfile.TemporaryDirectory() as logs:
         paths = [Path(logs) / f"{index}.log" for index in range(count)]
         processes: list[subprocess.Popen] = []
@@ -78,6 +62,8 @@ def start(command: list[str], count: int) -> int:
                 if any(process.poll() for process in processes):
                     break
                 time.sleep(0.05)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                processes[0].wait(_LAST_WORDS)
             return _report(processes, paths)
         except KeyboardInterrupt:
             return 130
@@ -85,23 +71,39 @@ def start(command: list[str], count: int) -> int:
             _end(processes)
 
 
+def free_ports() -> int:
+    """A port that is free, as is the one behind it."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("localhost", 0))
+            port = first.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                second.bind(("localhost", port + 1))
+                return port
+
+
 def _report(processes: list[subprocess.Popen], logs: list[Path]) -> int:
-    failed = [(index, process.returncode) for index, process in enumerate(processes) if process.poll()]
-    if not failed:
+    """Says which processes failed, unless process 0 has, and returns an exit code."""
+    fates, verdicts, codes = [], [], [process.poll() or 0 for process in processes]
+    if not any(codes):
         return 0
-    for index, code in failed:
-        cause = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        # A killed process leaves no word on why.
-        last = logs[index].read_text(errors="replace").strip().splitlines()[-1:] if code > 0 and index > 0 else []
-        print(f"process {index} of {len(processes)} {cause}", *last, sep=": ", file=sys.stderr)
-    code = failed[0][1]
-    return code if code > 0 else 1
+    for index, code in enumerate(codes):
+        # A killed process leaves no word on why, and those of process 0 have been seen.
+        words = logs[index].read_text(errors="replace").strip().splitlines()[-1:] if code > 0 and index > 0 else []
+        if code:
+            cause = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            fates.append(": ".join([f"process {index} of {len(processes)} {cause}", *words]))
+        verdicts += [word for word in words if word.startswith("process ")]
+    if not (verdicts and codes[0] > 0):
+        print(*(verdicts[:1] or fates), sep="\n", file=sys.stderr)
+    return next((code for code in codes if code > 0), 1)
 
 
 def _end(processes: list[subprocess.Popen]) -> None:
     for process in processes:
         if process.poll() is None:
             process.terminate()
+            process.send_signal(signal.SIGCONT)  # a stopped one would not hear
     deadline = time.monotonic() + _GRACE
     for process in processes:
         try:

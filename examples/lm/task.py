@@ -24,7 +24,7 @@ def language_modelling(config: Config) -> Task:
     graph, params = nnx.split(LanguageModel(vocab, config.dim, config.hidden, rngs=nnx.Rngs(config.seed)))
 
     def batch(step: int, workers: Sequence[int]) -> np.ndarray:
-        return text.window(streams[workers], step, config.unroll)
+        return text.window(streams, step, config.unroll)[workers]
 
     def loss(params: nnx.State, carry: Carry, words: jax.Array, key: jax.Array) -> tuple[jax.Array, Carry]:
         model = nnx.merge(graph, params)

@@ -1,0 +1,58 @@
+"""This process among several, as options, an environment or a launcher say."""
+
+import dataclasses
+import os
+
+_COUNTS = ("JAX_NUM_PROCESSES", "NUM_PROCESSES", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+_INDICES = ("JAX_PROCESS_ID", "PROCESS_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rank:
+    """This process among `count`; process 0 listens at `coordinator`, `host:port`, and at the next port."""
+
+    coordinator: str
+    count: int
+    index: int
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.coordinator.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    def name(self, index: int) -> str:
+        """What a message calls a process."""
+        return f"process {index} of {self.count}"
+
+
+def rank_from(coordinator: str | None, count: int | None, index: int | None) -> Rank | None:
+    """The rank that options or the environment set, None where neither does; a ValueError where it is half set."""
+    coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    if coordinator is None:
+        if count is None and index is None:
+            return None
+        raise ValueError("--num-processes and --process-id need --coordinator HOST:PORT")
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65535:
+        raise ValueError(f"--coordinator {coordinator!r} must be HOST:PORT, with a port from 1 to 65534")
+    count = _from_environment(_COUNTS) if count is None else count
+    index = _from_environment(_INDICES) if index is None else index
+    if count is None or index is None:
+        raise ValueError(f"--coordinator {coordinator} needs --num-processes and --process-id")
+    if not 0 <= index < count:
+        raise ValueError(f"--process-id {index} must be at least 0 and below --num-processes {count}")
+    return Rank(coordinator, count, index)
+
+
+def launcher_knows() -> bool:
+    """Whether a launcher started this process that jax.distributed asks by itself."""
+    return "SLURM_PROCID" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ
+
+
+def _from_environment(names: tuple[str, ...]) -> int | None:
+    for name in names:
+        if text := os.environ.get(name):
+            if not text.isdecimal():
+                raise ValueError(f"environment variable {name}={text!r} is not an integer")
+            return int(text)
+    return None

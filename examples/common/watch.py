@@ -1,0 +1,242 @@
+"""Processes that watch each other: when one is killed, stuck or fails, all others end and say which one it was.
+
+Every process keeps a TCP connection with process 0, at the port behind the coordinator's, and sends a beat over it a
+few times per timeout. A connection that closes without a farewell is a process that was killed, one that is silent for
+the timeout a process that is stuck. Process 0 tells the others. JAX's own heartbeats would end them too, but by abort()
+and not always with a name; they are to wait longer, and remain for what this cannot see.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import json
+import math
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+
+from examples.common.rank import Rank
+
+ARRIVAL = 300.0  # seconds for all processes to come, as in jax.distributed
+_BEATS = 5  # per timeout
+_VERDICT = 3.0  # seconds in which word of a killed process surely comes
+_PARTING = 1.0  # seconds for the others to leave before process 0, whose end JAX takes for a crash
+_FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130  # exit codes
+
+
+@dataclasses.dataclass
+class _Peer:
+    connection: socket.socket
+    index: int = 0
+    heard: float = math.inf  # when last; silence counts from the first word on
+    unread: bytes = b""
+    done: bool = False
+
+    def send(self, *words: object) -> None:
+        with contextlib.suppress(OSError):  # whoever reads will find that it is gone
+            self.connection.sendall(json.dumps(words).encode() + b"\n")
+
+    def receive(self) -> list[list] | None:
+        """The messages that have come, waiting for the first; None where nothing will come any more."""
+        lines: list[bytes] = []
+        while not lines:
+            try:
+                received = self.connection.recv(1 << 16)
+            except ConnectionError:
+                received = b""
+            if not received:
+                return None
+            *lines, self.unread = (self.unread + received).split(b"\n")
+        self.heard = time.monotonic()
+        return [json.loads(line) for line in lines]
+
+
+class Watch:
+    """Inside the `with` block the processes watch each other; an exception out of it ends them all.
+
+    Args:
+      rank: this process.
+      timeout: seconds of silence after which a process counts as stuck.
+
+    Raises:
+      OSError: where processes do not come in five minutes.
+      ValueError: where they come with other ranks than they should.
+    """
+
+    def __init__(self, rank: Rank, timeout: float):
+        self._rank, self._timeout = rank, timeout
+        self._peers: list[_Peer] = []
+        self._complete = threading.Event()
+        self._ending = threading.Lock()
+
+    def __enter__(self) -> "Watch":
+        _slow_abort()
+        first = self._rank.index == 0
+        self._peers = _meet_others(self._rank, self._timeout) if first else [_meet_first(self._rank)]
+        for peer in self._peers:
+            peer.connection.settimeout(self._timeout)
+            if first:
+                peer.send("complete")
+                peer.heard = time.monotonic()  # the last to come may have come late
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        if not first and not self._complete.wait(2 * ARRIVAL):
+            raise TimeoutError(f"{self._rank.name(0)} does not say whether all processes have come")
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
+        if error is None:
+            for peer in self._peers:
+                peer.send("done")
+            return
+        if not isinstance(error, Exception):
+            self._fail(_INTERRUPTED, "interrupted")
+        time.sleep(_VERDICT)  # Collectives and checkpoints fail where another process died: it is to be named.
+        if isinstance(error, (ValueError, OSError)):
+            self._fail(_BAD_INPUT, str(error))
+        traceback.print_exception(error)
+        self._fail(_FAILED, f"{kind.__name__}: {error}")
+
+    def _watch(self) -> None:
+        interval, next_beat = self._timeout / _BEATS, 0.0
+        with selectors.DefaultSelector() as selector:
+            for peer in self._peers:
+                selector.register(peer.connection, selectors.EVENT_READ, peer)
+            while selector.get_map():
+                for key, _ in selector.select(max(0.0, next_beat - time.monotonic())):
+                    if not self._listen(key.data):
+                        selector.unregister(key.fileobj)
+                now = time.monotonic()
+                if now >= next_beat:
+                    next_beat = now + interval
+                    for key in selector.get_map().values():
+                        key.data.send("beat")
+                        if now - key.data.heard > self._timeout:
+                            self._end(
+                                _FAILED, f"{self._name(key.data)} is stuck: no sign of it for {self._timeout:g} s"
+                            )
+
+    def _listen(self, peer: _Peer) -> bool:
+        """Takes in what a process says; whether there may be more."""
+        messages = peer.receive()
+        if messages is None:
+            if not peer.done:
+                self._end(_FAILED, f"{self._name(peer)} was killed: its connection closed without a word")
+            return False
+        for word, *rest in messages:
+            if word == "complete":
+                self._complete.set()
+            peer.done = peer.done or word == "done"
+            if word == "over":
+                self._end(*rest)
+        return True
+
+    def _fail(self, code: int, text: str) -> None:
+        """Ends all processes for what happened in this one."""
+        why = f"{self._rank.name(self._rank.index)} failed: {text}"
+        if self._rank.index > 0:
+            self._peers[0].send("over", code, why)
+            time.sleep(self._timeout)  # process 0 sends it back, and the watch ends this one, too
+        self._end(code, why)
+
+    def _end(self, code: int, why: str) -> None:
+        """Ends this process, and all others where it is the first, without JAX's farewell, which waits for the dead."""
+        if not self._ending.acquire(blocking=False):
+            time.sleep(self._timeout)  # another thread is about to
+        if self._rank.index == 0:
+            for peer in self._peers:
+                peer.send("over", code, why)
+        sys.stdout.flush()
+        print(why, file=sys.stderr, flush=True)
+        if self._rank.index == 0:
+            _wait_for_ends(self._peers)
+        os._exit(code)
+
+    def _name(self, peer: _Peer) -> str:
+        return self._rank.name(peer.index)
+
+
+def _meet_others(rank: Rank, timeout: float) -> list[_Peer]:
+    """Waits for all other processes, in process 0."""
+    peers: list[_Peer] = []
+    missing, deadline = set(range(1, rank.count)), time.monotonic() + ARRIVAL
+
+    def refuse(error: type[Exception], why: str) -> Exception:
+        for peer in peers:
+            peer.send("over", _BAD_INPUT, why)
+        return error(why)
+
+    with socket.create_server(("", rank.address[1] + 1), backlog=rank.count) as server:
+        while missing:
+            server.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                peer = _Peer(server.accept()[0])
+            except TimeoutError:
+                names = ", ".join(map(str, sorted(missing)))
+                raise refuse(TimeoutError, f"of {rank.count} processes {names} did not come in {ARRIVAL:g} s") from None
+            hello = _hello(peer, timeout)
+            if hello is None:
+                peer.connection.close()  # something else on the network
+                continue
+            peers.append(peer)
+            peer.index, count = hello
+            if count != rank.count:
+                others = f"process {peer.index} was started as one of {count}"
+                raise refuse(ValueError, f"{others}, but process 0 as one of {rank.count}")
+            if peer.index not in missing:
+                raise refuse(ValueError, f"two processes were started as {rank.name(peer.index)}")
+            missing.discard(peer.index)
+    return peers
+
+
+def _hello(peer: _Peer, timeout: float) -> tuple[int, int] | None:
+    """Index and count with which a process came; None for anything else that connects."""
+    peer.connection.settimeout(timeout)
+    try:
+        word, index, count = peer.receive()[0]
+        return (index, count) if word == "hello" else None
+    except (OSError, TypeError, ValueError):
+        return None
+
+
+def _meet_first(rank: Rank) -> _Peer:
+    """Connects with process 0."""
+    host, port = rank.address
+    deadline = time.monotonic() + ARRIVAL
+    while True:
+        try:
+            peer = _Peer(socket.create_connection((host, port + 1), timeout=ARRIVAL))
+            break
+        except OSError as error:  # not there yet, or not known by its name yet
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{rank.name(0)} does not answer at {host}:{port + 1}: {error}") from error
+            time.sleep(0.2)
+    peer.send("hello", rank.index, rank.count)
+    return peer
+
+
+def _slow_abort() -> None:
+    """Has abort() take 6 seconds.
+
+    JAX aborts a process in the very moment that process 0 is gone, and could be faster than the watch. A handler of
+    Python's would come too late; sleep() may be called in one of C's, and sleeps for the number of the signal.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # no POSIX
+        libc = ctypes.CDLL(None)
+        libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        libc.signal.restype = ctypes.c_void_p
+        libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
+
+
+def _wait_for_ends(peers: list[_Peer]) -> None:
+    deadline = time.monotonic() + _PARTING
+    for peer in peers:
+        with contextlib.suppress(OSError):
+            while (left := deadline - time.monotonic()) > 0:
+                peer.connection.settimeout(left)
+                if not peer.connection.recv(1 << 16):
+                    break

@@ -1,0 +1,93 @@
+"""The scripts of examples/multihost start what they say, here by launchers that put every process on this machine."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flax")
+pytest.importorskip("matplotlib")
+pytest.importorskip("orbax.checkpoint")
+pytest.importorskip("tqdm")
+
+from kills import losses
+
+from examples.common import app, launch
+from examples.common.rank import Rank, rank_from
+from examples.lm.main import EXAMPLE
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "examples" / "multihost"
+
+FAKES = {
+    "scontrol": '[[ $* == "show hostnames node[1-2]" ]] && printf "localhost\\nelsewhere\\n"',
+    "srun": """
+[[ $1 == --kill-on-bad-exit=1 ]] && shift
+export SLURM_NTASKS=2 SLURM_STEP_NODELIST=localhost SLURM_LOCALID=0
+SLURM_PROCID=0 "$@" & first=$!
+SLURM_PROCID=1 "$@" && wait $first
+""",
+    "ssh": '[[ $1 == -tt && $2 == localhost ]] && cd / && bash -c "$3"',
+}
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """One with launchers in front of PATH that know no other machine."""
+    for name, body in FAKES.items():
+        fake = tmp_path / "bin" / name
+        fake.parent.mkdir(exist_ok=True)
+        fake.write_text(f"#!/bin/bash\n{body}\n")
+        fake.chmod(0o755)
+    path = f"{fake.parent}:{os.environ['PATH']}"
+    return os.environ | {"PATH": path, "PYTHON": sys.executable, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+
+
+@pytest.mark.multiprocess
+def test_slurm(tmp_path, environment):
+    environment |= {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "node[1-2]"}
+    trains([FOLDER / "slurm.sbatch"], environment, tmp_path / "out")
+
+
+@pytest.mark.multiprocess
+def test_ssh(tmp_path, environment):
+    environment |= {"PORT": str(launch.free_ports())}
+    trains([FOLDER / "ssh.sh", "localhost localhost"], environment, tmp_path / "the results' folder")
+
+
+def trains(start: list, environment: dict[str, str], out: Path) -> None:
+    command = ["bash", *start, "tests.counting", "--steps", "4", "--sync", "zen", "--out", out]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    assert ran.returncode == 0, ran.stderr
+    assert "2 workers on 2 processes" in ran.stdout and len(losses(out / "zen" / "metrics.jsonl")) == 4
+
+
+@pytest.mark.multiprocess
+def test_ssh_reports_a_failure(environment):
+    command = ["bash", FOLDER / "ssh.sh", "localhost localhost", "no.such.module"]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 1 and "no.such" in ran.stderr
+
+
+def test_kubernetes(tmp_path, monkeypatch, capsys):
+    yaml = pytest.importorskip("yaml")
+    service, job = yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text())
+    pods = job["spec"]["template"]["spec"]
+    [container] = pods["containers"]
+    count = job["spec"]["completions"]
+    assert job["spec"]["parallelism"] == count and job["spec"]["completionMode"] == "Indexed"
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert service["spec"]["clusterIP"] == "None" and service["metadata"]["name"] == pods["subdomain"]
+
+    for variable in container["env"]:
+        monkeypatch.setenv(variable["name"], variable["value"])
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
+    coordinator = f"{job['metadata']['name']}-0.{pods['subdomain']}:7700"
+    assert rank_from(None, None, None) == Rank(coordinator, count, 3)
+
+    monkeypatch.delenv("JAX_COORDINATOR_ADDRESS")
+    assert container["command"] == ["python", "-m", EXAMPLE.name]
+    assert app.main(EXAMPLE, [*container["args"], "--data", "/no/books", "--out", str(tmp_path)]) == 2
+    assert "/no/books does not exist" in capsys.readouterr().err

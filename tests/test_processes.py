@@ -1,0 +1,241 @@
+"""Processes that disagree, fail, are killed or get stuck end with an error that says so; what they trained goes on."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("orbax.checkpoint")
+pytest.importorskip("tqdm")
+
+import jax.numpy as jnp
+import kills
+import numpy as np
+
+from examples.common import launch
+from examples.common.rank import Rank, rank_from
+from zen_jax.agreement import describe, differences
+
+ROOT = Path(__file__).parents[1]
+TIMEOUT = 2  # seconds of the watch
+KILL, STOP = "os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getpid(), signal.SIGSTOP)"
+
+# A process that does nothing in the watch but its deed; watched processes need no JAX.
+WATCHED = """
+import ctypes, os, signal, sys, time
+from examples.common import watch
+from examples.common.rank import Rank
+
+watch.ARRIVAL = {arrival}
+time.sleep({delay})
+with watch.Watch(Rank(sys.argv[-5], int(sys.argv[-3]), int(sys.argv[-1])), {timeout}):
+    {deed}
+"""
+
+
+def program(deed: str, arrival: float = 20, delay: float = 0) -> list[str]:
+    return [sys.executable, "-c", WATCHED.format(arrival=arrival, timeout=TIMEOUT, deed=deed, delay=delay)]
+
+
+def watched(deeds: list[str], ranks: list[tuple[int, int]], arrival: float = 20, late: float = 0):
+    """(exit code, errors) of processes, each with its deed, count and index; of a stopped one none.
+
+    The last comes `late` seconds after the others.
+    """
+    coordinator, processes = f"localhost:{launch.free_ports()}", []
+    try:
+        for number, (deed, (count, index)) in enumerate(zip(deeds, ranks, strict=True), 1):
+            delay = late if number == len(deeds) else 0
+            rank = ["--coordinator", coordinator, "--num-processes", str(count), "--process-id", str(index)]
+            command = [*program(deed, arrival, delay), *rank]
+            processes.append(subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True))
+        running = [process for process, deed in zip(processes, deeds, strict=True) if deed != STOP]
+        errors = [process.communicate(timeout=60)[1] for process in running]
+        return [(process.returncode, error) for process, error in zip(running, errors, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize(
+    ("deed", "code", "message"),
+    [
+        (KILL, 1, "was killed: its connection closed without a word"),
+        (STOP, 1, f"is stuck: no sign of it for {TIMEOUT} s"),
+        (r"raise ValueError('two\nlines')", 2, "failed: two\nlines"),
+        ("raise RuntimeError('out of paper')", 1, "failed: RuntimeError: out of paper"),
+    ],
+)
+def test_one_process_ends_the_others_and_they_name_it(deed, code, message, victim):
+    deeds = ["time.sleep(60)"] * 3
+    deeds[victim] = deed
+    ends = watched(deeds, [(3, index) for index in range(3)])
+    if deed == KILL:
+        assert ends.pop(victim)[0] == -signal.SIGKILL
+    for returned, errors in ends:
+        assert returned == code and errors.endswith(f"process {victim} of 3 {message}\n"), errors
+
+
+@pytest.mark.multiprocess
+def test_an_abort_by_jax_comes_second():
+    deeds = [f"time.sleep(1); {KILL}", "ctypes.CDLL(None).abort()"]
+    code, errors = watched(deeds, [(2, index) for index in range(2)])[1]
+    assert code == 1 and "process 0 of 2 was killed" in errors
+
+
+@pytest.mark.multiprocess
+def test_processes_that_come_late_and_end_at_different_times_end_well():
+    deeds = ["pass", "time.sleep(0.5)", f"time.sleep({1.5 * TIMEOUT})"]
+    assert watched(deeds, [(3, index) for index in range(3)], late=1.5 * TIMEOUT) == [(0, "")] * 3
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ([(3, 0), (3, 1)], "of 3 processes 2 did not come in 3 s"),
+        ([(2, 0), (3, 1)], "process 1 was started as one of 3, but process 0 as one of 2"),
+        ([(3, 0), (3, 1), (3, 1)], "two processes were started as process 1 of 3"),
+    ],
+)
+def test_processes_that_do_not_fit_do_not_start(ranks, message):
+    for code, errors in watched(["print('started')"] * len(ranks), ranks, arrival=3):
+        assert code > 0 and message in errors, errors
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(("deed", "fate"), [(KILL, "was killed"), (STOP, "is stuck")])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_the_launcher_says_which_process_it_was(deed, fate, victim, monkeypatch, capfd):
+    monkeypatch.chdir(ROOT)
+    of_victim = f"if int(sys.argv[-1]) == {victim}: {deed}\n    time.sleep(60)"
+    assert launch.start(program(of_victim), 3) == 1
+    assert f"process {victim} of 3 {fate}" in capfd.readouterr().err
+
+
+def test_a_failed_process_ends_the_others_and_says_why(tmp_path, capfd):
+    script = tmp_path / "script.py"
+    script.write_text("import sys, time\nif sys.argv[-1] == '1': sys.exit('out of paper')\ntime.sleep(60)\n")
+    assert launch.start([sys.executable, str(script)], 3) == 1
+    assert "process 1 of 3 ended with exit code 1" in (error := capfd.readouterr().err) and "out of paper" in error
+
+
+@pytest.mark.multiprocess
+def test_a_run_that_was_killed_and_stuck_ends_with_the_losses_of_one_that_was_not(tmp_path):
+    options = ["--steps", "8", "--checkpoint-every", "2", "--timeout", "10", "--resume"]
+    for victim, steps, how in ((2, 3, signal.SIGKILL), (0, 5, signal.SIGSTOP)):
+        with kills.Run(tmp_path / "killed", 3, *options) as run:
+            run.wait_for(steps)
+            assert kills.kill(run, victim, how) < 60
+    resumed, straight = (kills.finish(tmp_path / name, 3, *options) for name in ("killed", "straight"))
+    assert resumed == straight and len(straight) == 8
+
+
+@pytest.mark.multiprocess
+def test_workers_started_with_another_seed_end_before_they_train(tmp_path):
+    with kills.Run(tmp_path, 3, own={1: ["--seed", "7"]}) as run:
+        for code, errors in run.ends().values():
+            assert code == 2 and "seed is 0 on processes 0, 2, but 7 on process 1" in errors, errors
+    assert not run.log.exists()
+
+
+AGREE = """
+import sys
+import jax
+import zen_jax as zen
+
+index = int(sys.argv[3])
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(sys.argv[1], int(sys.argv[2]), index, initialization_timeout=60)
+
+def plan(capacity):
+    leaf = zen.LeafPlan((5000, 64), "float32", "zen", 16, (capacity, 30), "coo", "coo")
+    return zen.Plan(3, {"table": leaf}, 0)
+
+zen.check_agreement(seed=0, plan=plan(20), params={"w": jax.numpy.zeros(3)})
+try:
+    zen.check_agreement(seed=index // 2, plan=plan(20 + index % 2), params={"w": jax.numpy.zeros(3 - index)})
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.multiprocess
+def test_processes_that_disagree_all_learn_about_what():
+    coordinator = f"localhost:{launch.free_ports()}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", AGREE, coordinator, "3", str(index)],
+            cwd=ROOT,
+            env=os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(3)
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    for output in outputs:
+        for line in (
+            "the processes disagree",
+            "params/w is float32[3] on process 0, but float32[2] on process 1, but float32[1] on process 2",
+            "plan/leaves/table/capacity/0 is 20 on processes 0, 2, but 21 on process 1",
+            "seed is 0 on processes 0, 1, but 1 on process 2",
+        ):
+            assert line in output
+        assert "zen_jax" not in output
+
+
+def test_values_are_compared_by_what_they_are():
+    one = {"x": jnp.ones((2, 3)), "y": None, "z": (1, "a"), "f": np.float64(0.5), "g": len}
+    assert describe(one) == {
+        "x": "float32[2, 3]",
+        "y": "None",
+        "z/0": "1",
+        "z/1": "'a'",
+        "f": "np.float64(0.5)",
+        "g": "a builtin_function_or_method",
+    }
+    assert differences([describe(one), describe(one)]) == []
+    assert differences([{"a": "1"}, {}] + [{"a": "1"}] * 9) == [
+        "a is 1 on processes 0, 2, 3, 4, 5, 6, 7, 8 and 2 more, but missing on process 1"
+    ]
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"NUM_PROCESSES": "4", "PROCESS_ID": "3"},
+        {"SLURM_NTASKS": "4", "SLURM_PROCID": "3"},
+        {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"},
+        {"NUM_PROCESSES": "4", "JOB_COMPLETION_INDEX": "3"},
+    ],
+    ids=["plain", "slurm", "open_mpi", "kubernetes"],
+)
+def test_rank_from_the_environment(monkeypatch, environment):
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "host:1234")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert rank_from(None, None, None) == Rank("host:1234", 4, 3)
+    assert rank_from("other:1", 8, 5) == Rank("other:1", 8, 5)
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [
+        (("host:1", 4, 4), "--process-id 4 must be at least 0 and below --num-processes 4"),
+        (("host:1", 4, None), "needs --num-processes and --process-id"),
+        ((None, 4, None), "need --coordinator"),
+        (("host", 4, 0), "must be HOST:PORT"),
+        (("host:65535", 4, 0), "must be HOST:PORT"),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused(rank, message):
+    with pytest.raises(ValueError, match=message):
+        rank_from(*rank)

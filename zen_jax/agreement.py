@@ -1,0 +1,99 @@
+"""Do all processes of `jax.distributed` train the same thing? Found out before anything is synchronised."""
+
+import hashlib
+import json
+import os
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from zen_jax._typing import PyTree
+from zen_jax.planning.plan import Plan
+
+_PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.dtype, os.PathLike)
+_NAMED = 8  # processes that a message names for each value, and values that it names
+
+
+def check_agreement(**what: PyTree) -> None:
+    """Compares what must be the same on every process, and raises on all of them where something differs.
+
+    Call it on every process, behind `jax.distributed.initialize` and before the first step, with whatever they could
+    disagree about: scheme, unit, hash, seed, plan, options, parameters. The versions of jax and zen_jax are always
+    compared. It is a collective of a few bytes; a process by itself agrees with itself.
+
+    Args:
+      **what: values by name: numbers, strings, None, a `Plan`, arrays, and trees of these. Arrays are compared by shape
+        and dtype, not by content; what is none of these by its type.
+
+    Raises:
+      ValueError: on every process; it names what differs, each value, and the processes that have it.
+
+    >>> import jax.numpy as jnp
+    >>> check_agreement(scheme="auto", seed=0, params={"table": jnp.zeros((1000, 64))})
+    """
+    from zen_jax import __version__
+
+    mine = describe({"jax": jax.__version__, "zen_jax": __version__} | what)
+    text = json.dumps(mine, sort_keys=True).encode()
+    digests = _gather(hashlib.sha256(text).digest())
+    if len(set(digests)) == 1:
+        return
+    lines = differences([json.loads(other) for other in _gather(text)])
+    more = [f"and {len(lines) - _NAMED} more"] if len(lines) > _NAMED else []
+    raise ValueError("\n  ".join(["the processes disagree. Start all of them alike.", *lines[:_NAMED], *more]))
+
+
+def describe(tree: PyTree) -> dict[str, str]:
+    """The values of a tree as text, by path.
+
+    >>> describe({"seed": 1, "params": {"table": np.zeros((3, 2), np.float32)}})
+    {'params/table': 'float32[3, 2]', 'seed': '1'}
+    """
+
+    def documented(leaf: Any) -> Any:
+        return leaf.to_json() if isinstance(leaf, Plan) else leaf
+
+    leaves = jax.tree_util.tree_flatten_with_path(jax.tree.map(documented, tree), is_leaf=lambda leaf: leaf is None)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): _text(leaf) for path, leaf in leaves}
+
+
+def differences(described: list[dict[str, str]]) -> list[str]:
+    """A line for each value that differs between processes.
+
+    >>> differences([{"seed": "0"}, {"seed": "1"}, {"seed": "0"}])
+    ['seed is 0 on processes 0, 2, but 1 on process 1']
+    """
+    lines = []
+    for name in sorted(set().union(*described)):
+        processes: dict[str, list[int]] = {}
+        for process, values in enumerate(described):
+            processes.setdefault(values.get(name, "missing"), []).append(process)
+        if len(processes) > 1:
+            lines.append(f"{name} is " + ", but ".join(f"{text} on {_listed(who)}" for text, who in processes.items()))
+    return lines
+
+
+def _text(leaf: Any) -> str:
+    if isinstance(leaf, _PLAIN):
+        return repr(leaf)
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return f"{leaf.dtype}{list(leaf.shape)}"
+    return f"a {type(leaf).__qualname__}"
+
+
+def _listed(processes: list[int]) -> str:
+    names = ", ".join(map(str, processes[:_NAMED]))
+    more = f" and {len(processes) - _NAMED} more" if len(processes) > _NAMED else ""
+    return f"process{'es' if len(processes) > 1 else ''} {names}{more}"
+
+
+def _gather(text: bytes) -> list[bytes]:
+    """What every process passes, in their order."""
+    if jax.process_count() == 1:
+        return [text]
+    sizes = multihost_utils.process_allgather(np.int32(len(text))).reshape(-1)
+    padded = np.frombuffer(text.ljust(int(sizes.max()), b" "), np.uint8)
+    rows = multihost_utils.process_allgather(padded)
+    return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
