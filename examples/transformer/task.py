@@ -30,13 +30,11 @@ def compressed_language_modelling(config: Config) -> Task:
     model = Transformer(vocab, config.length, config.layers, config.dim, config.heads, rngs=nnx.Rngs(config.seed))
     graph, params = nnx.split(model)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    # Each worker clips its own gradients; momentum is before the synchronisation in DGC, behind it without DGC.
-    clip = optax.clip_by_global_norm(_CLIP_NORM)
+    sparsifier, sent = optax.clip_by_global_norm(_CLIP_NORM), "whole gradients"
     if config.density < 1:
-        sparsifier = optax.chain(clip, zen.dgc(config.density, momentum=_MOMENTUM))
-        optimizer, sent = optax.sgd(config.learning_rate), f"{config.density:.3g} of each gradient, chosen by DGC"
-    else:
-        sparsifier, optimizer, sent = clip, optax.sgd(config.learning_rate, _MOMENTUM), "whole gradients"
+        # Momentum is behind the synchronisation, with DGC as without: inside, what is sent would lose its momentum.
+        sparsifier = optax.chain(sparsifier, zen.dgc(config.density, momentum=0))
+        sent = f"{config.density:.3g} of each gradient, chosen by DGC"
 
     def batch(step: int, workers: Sequence[int]) -> np.ndarray:
         return text.window(streams[workers], step, config.length)
@@ -55,7 +53,7 @@ def compressed_language_modelling(config: Config) -> Task:
         params=params,
         batch=batch,
         loss=loss,
-        optimizer=optimizer,
+        optimizer=optax.sgd(config.learning_rate, _MOMENTUM),
         sparsifier=sparsifier,
         # Every matrix of every block is sparse now, far below the size from which one usually is.
         synchronize={"unit": "element", "dense_below": 1 << 16},
