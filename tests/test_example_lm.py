@@ -10,8 +10,7 @@ pytest.importorskip("flax")
 pytest.importorskip("matplotlib")
 pytest.importorskip("tqdm")
 
-from examples.common import app
-from examples.lm import text
+from examples.common import app, text
 from examples.lm.config import Config
 from examples.lm.main import EXAMPLE
 from examples.lm.task import language_modelling

@@ -46,15 +46,20 @@ def total(infos: list[Info]) -> Info:
     if not infos:
         return make_info()
     stacked = Info(*(jnp.stack(field) for field in zip(*infos, strict=True)))
-    weight = stacked.bytes_dense / jnp.maximum(jnp.sum(stacked.bytes_dense), 1.0)
+    bytes_dense = jnp.sum(stacked.bytes_dense)
+
+    def weighted(field: Array) -> Array:
+        # Divided last: the share of a whole is exactly 1.
+        return jnp.sum(stacked.bytes_dense * field) / jnp.maximum(bytes_dense, 1.0)
+
     return Info(
-        density=jnp.sum(weight * stacked.density),
-        density_reduced=jnp.sum(weight * stacked.density_reduced),
+        density=weighted(stacked.density),
+        density_reduced=weighted(stacked.density_reduced),
         bytes_pushed=jnp.sum(stacked.bytes_pushed),
         bytes_pulled=jnp.sum(stacked.bytes_pulled),
-        bytes_dense=jnp.sum(stacked.bytes_dense),
+        bytes_dense=bytes_dense,
         rounds=jnp.max(stacked.rounds),
-        dense_taken=jnp.sum(weight * stacked.dense_taken),
+        dense_taken=weighted(stacked.dense_taken),
         imbalance_push=jnp.max(stacked.imbalance_push),
         imbalance_pull=jnp.max(stacked.imbalance_pull),
     )

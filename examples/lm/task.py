@@ -8,10 +8,11 @@ import numpy as np
 import optax
 from flax import nnx
 
+from examples.common import text
+from examples.common.softmax import sampled_cross_entropy
 from examples.common.task import Task
-from examples.lm import text
 from examples.lm.config import Config
-from examples.lm.model import Carry, LanguageModel, full_softmax_loss, initial_carry, sampled_softmax_loss
+from examples.lm.model import Carry, LanguageModel, initial_carry
 
 
 def language_modelling(config: Config) -> Task:
@@ -29,7 +30,7 @@ def language_modelling(config: Config) -> Task:
         model = nnx.merge(graph, params)
         carry, features = model(words[:, :-1], carry)
         table = model.output_embedding.embedding[...]
-        return sampled_softmax_loss(table, features, words[:, 1:], key, config.negatives), carry
+        return jnp.mean(sampled_cross_entropy(table, features, words[:, 1:], key, config.negatives)), carry
 
     return Task(
         lines=(
@@ -57,6 +58,7 @@ def _perplexity(graph: nnx.GraphDef, tokens: np.ndarray, hidden: int) -> Callabl
     def loss_fun(params: nnx.State, words: np.ndarray) -> jax.Array:
         model = nnx.merge(graph, params)
         _, features = model(words[:, :-1], initial_carry(streams, hidden))
-        return full_softmax_loss(model.output_embedding.embedding[...], features, words[:, 1:])
+        logits = features @ model.output_embedding.embedding[...].T
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, words[:, 1:]))
 
     return lambda params: float(jnp.exp(loss_fun(params, words))) if length > 1 else None

@@ -23,7 +23,7 @@ _MAX_BYTES = 64 << 20  # of text read from one directory
 _VALID_FRACTION = 0.04  # tail of every file held out when the data has no files named valid*
 _SUFFIXES = (".txt", ".md", ".rst", ".py")
 _SKIPPED_DIRS = {"site-packages", "dist-packages", "__pycache__", "test", "tests"}
-_WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]|_")
+WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]|_")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,19 +45,19 @@ def load_corpus(data: Path | None, max_words: int) -> Corpus:
     source, files = _find_files(data)
     named = {kind: [f for f in files if f.name.startswith(kind)] for kind in ("train", "valid")}
     if named["train"]:
-        parts = [[list(_lines(_read(f), str.split)) for f in named[kind]] for kind in ("train", "valid")]
+        parts = [[list(_lines(read(f), str.split)) for f in named[kind]] for kind in ("train", "valid")]
         if not parts[1]:
             parts = _hold_out(parts[0])
     else:
         # A library may hold a source in another encoding; text that the user names must be right.
         errors = "replace" if data is None else "strict"
-        parts = _hold_out([list(_lines(_read(f, errors), _WORD.findall)) for f in files])
+        parts = _hold_out([list(_lines(read(f, errors), WORD.findall)) for f in files])
     train, valid = ([*itertools.chain.from_iterable(itertools.chain.from_iterable(part))] for part in parts)
     if not train:
         raise DataError(f"no words found in {source}")
-    words = _vocabulary(train, max_words)
+    words = vocabulary(train, max_words)
     ids = {word: i for i, word in enumerate(words)}
-    return Corpus(source, words, _encode(train, ids), _encode(valid, ids))
+    return Corpus(source, words, encode(train, ids), encode(valid, ids))
 
 
 def streams(tokens: np.ndarray, count: int, unroll: int) -> np.ndarray:
@@ -108,7 +108,8 @@ def _text_files(root: Path) -> list[Path]:
         raise DataError(f"cannot list {root}: {error.strerror}") from error
 
 
-def _read(path: Path, errors: str = "strict") -> str:
+def read(path: Path, errors: str = "strict") -> str:
+    """A whole file of UTF-8, unpacked where its name ends in .gz."""
     try:
         raw = path.read_bytes()
         return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8", errors)
@@ -132,7 +133,8 @@ def _hold_out(files: list[list[list[str]]]) -> list[list[list[list[str]]]]:
     ]
 
 
-def _vocabulary(tokens: Iterable[str], max_words: int) -> list[str]:
+def vocabulary(tokens: Iterable[str], max_words: int) -> list[str]:
+    """The most frequent words, the commonest first, behind <eos> and <unk>."""
     counts = collections.Counter(tokens)
     del counts[EOS], counts[UNK]
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
@@ -140,6 +142,7 @@ def _vocabulary(tokens: Iterable[str], max_words: int) -> list[str]:
     return [EOS, UNK, *ranked][:max_words]
 
 
-def _encode(tokens: list[str], ids: dict[str, int]) -> np.ndarray:
+def encode(tokens: list[str], ids: dict[str, int]) -> np.ndarray:
+    """int32 [tokens]; a word without an id is <unk>."""
     unknown = ids[UNK]
     return np.fromiter((ids.get(token, unknown) for token in tokens), np.int32, len(tokens))

@@ -1,0 +1,35 @@
+"""Which examples of a shuffled data set each worker reads in a step."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from examples.common.config import Config
+from examples.common.task import DataError
+
+
+def shuffled(count: int, config: Config) -> Callable[[int, Sequence[int]], np.ndarray]:
+    """chosen(step, workers) -> numbers below `count`, int64 [len(workers), batch].
+
+    No two workers of an epoch read the same example, and each epoch has an order of its own; what is left over for
+    less than a step is not read in it. A DataError where `count` examples are too few for one step.
+    """
+    whole = config.workers * config.batch
+    steps = count // whole
+    if not steps:
+        raise DataError(
+            f"{count:,} training examples are too few for a step of {config.workers} workers x {config.batch}: "
+            "give more data, or lower --workers or --batch"
+        )
+
+    @functools.lru_cache(maxsize=1)
+    def order(epoch: int) -> np.ndarray:
+        return np.random.default_rng((config.seed, epoch)).permutation(count)
+
+    def chosen(step: int, workers: Sequence[int]) -> np.ndarray:
+        epoch, within = divmod(step, steps)
+        rows = order(epoch)[within * whole : (within + 1) * whole].reshape(config.workers, config.batch)
+        return rows[np.asarray(workers)]
+
+    return chosen

@@ -1,0 +1,1 @@
+"""DeepFM, a click-through model, whose embedding gradients are synchronised by ZEN."""

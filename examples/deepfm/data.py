@@ -1,0 +1,86 @@
+"""Examples of categorical fields with a label each, as rows of one embedding table: the flights, or a synthetic set."""
+
+import dataclasses
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from examples.common.task import DataError
+
+_TRAIN, _VALID = 0, 1  # in `split`
+_SYNTHETIC_FIELDS = np.geomspace(4, 32_000, 24).astype(int)  # how many values each has
+_SYNTHETIC_EXAMPLES = 120_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """One row of the table for each field, int32 [count, fields], and what is to be predicted, float32 [count]."""
+
+    rows: np.ndarray
+    labels: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """Training and validation examples over a table of `rows` rows."""
+
+    source: str
+    rows: int
+    train: Examples
+    valid: Examples
+
+
+def load(folder: Path | None, seed: int) -> Dataset:
+    """The data set in `folder`, or a synthetic one; a DataError says what is wrong with it."""
+    return synthetic(seed) if folder is None else _read(folder / "data.npz")
+
+
+def auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
+    """The chance that a positive example scores above a negative one, ties counting half; None without one of each."""
+    _, group, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    mean_rank = np.cumsum(counts) - (counts - 1) / 2
+    positive = labels > 0.5
+    ones = int(positive.sum())
+    pairs = ones * (len(labels) - ones)
+    return float((mean_rank[group][positive].sum() - ones * (ones + 1) / 2) / pairs) if pairs else None
+
+
+def synthetic(seed: int) -> Dataset:
+    """Fields with values as frequent as Zipf's law has them, and labels drawn from a hidden factorisation machine."""
+    rng = np.random.default_rng(seed)
+    fields, count, dim = _SYNTHETIC_FIELDS, _SYNTHETIC_EXAMPLES, 4
+    offsets = np.cumsum(fields) - fields
+    # A log-uniform draw: P(id) falls as 1 / (id + 1).
+    rows = (np.exp(rng.random((count, len(fields))) * np.log(fields + 1)).astype(np.int32) - 1).clip(0, fields - 1)
+    rows = (rows + offsets).astype(np.int32)
+    weights, factors = rng.normal(0, 0.3, fields.sum()), rng.normal(0, 0.15, (fields.sum(), dim))
+    total = sum(factors[column] for column in rows.T)
+    squares = sum((factors**2).sum(axis=1)[column] for column in rows.T)
+    logits = weights[rows].sum(axis=1) + 0.5 * ((total**2).sum(axis=1) - squares) - 1.0
+    labels = (rng.random(count) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    cut = count * 9 // 10
+    source = f"synthetic, drawn with NumPy from a hidden factorisation machine over {len(fields)} fields"
+    return Dataset(source, int(fields.sum()), Examples(rows[:cut], labels[:cut]), Examples(rows[cut:], labels[cut:]))
+
+
+def _read(path: Path) -> Dataset:
+    expected = f"{path}: expected the data.npz of nycflights_ctr"
+    try:
+        with path.open("rb") as file, np.load(file) as data:
+            names, cardinality = data["field_names"], data["cardinality"].astype(np.int64)
+            split, labels = data["split"], data["label"].astype(np.float32)
+            fields = [data[f"f_{name}"].astype(np.int64) for name in names]
+    except OSError as error:
+        raise DataError(f"{expected}, which cannot be read: {error.strerror or error}") from error
+    except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{expected}, with label, split, field_names, cardinality and f_<field>: {error}") from error
+    if len(fields) != len(cardinality) or any(field.shape != labels.shape for field in [split, *fields]):
+        raise DataError(f"{expected}, with a cardinality and one id an example for each field, but lengths differ")
+    for name, field, values in zip(names, fields, cardinality, strict=True):
+        if field.size and not 0 <= field.min() <= field.max() < values:
+            raise DataError(f"{expected}, with ids of f_{name} below {values}, but they reach {field.max()}")
+    rows = (np.stack(fields, axis=1) + np.cumsum(cardinality) - cardinality).astype(np.int32)
+    train, valid = (Examples(rows[split == part], labels[split == part]) for part in (_TRAIN, _VALID))
+    return Dataset(str(path.parent), int(cardinality.sum()), train, valid)

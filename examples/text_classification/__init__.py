@@ -1,0 +1,1 @@
+"""Multi-label text classification whose embedding gradients are synchronised by ZEN."""

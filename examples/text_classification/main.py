@@ -1,0 +1,17 @@
+"""Trains a classifier of comments with ZEN and with dense synchronisation, and compares the two."""
+
+import sys
+
+from examples.common.memory import keep_freed_memory
+
+if __name__ == "__main__":
+    keep_freed_memory()
+
+from examples.common import app
+from examples.text_classification.config import Config
+from examples.text_classification.task import classification
+
+EXAMPLE = app.Example("examples.text_classification.main", __doc__, Config, classification)
+
+if __name__ == "__main__":
+    sys.exit(app.main(EXAMPLE, sys.argv[1:]))
