@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "cuda/aggregate.h"
 #include "cuda/hash_bitmap_decode.h"
@@ -159,3 +160,18 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHierarchicalHash, zen::hierarchical_hash_handle
                                   .Attr<int64_t>("k")
                                   .Attr<uint32_t>("seed"),
                               {xla::ffi::Traits::kCmdBufferCompatible});
+
+namespace zen {
+
+const std::vector<Registration>& registrations() {
+  static const auto* const table = new std::vector<Registration>{
+      {"zen_partition", ZenPartition},
+      {"zen_aggregate", ZenAggregate},
+      {"zen_hash_bitmap_encode", ZenHashBitmapEncode},
+      {"zen_hash_bitmap_decode", ZenHashBitmapDecode},
+      {"zen_hierarchical_hash", ZenHierarchicalHash},
+  };
+  return *table;
+}
+
+}  // namespace zen

@@ -106,6 +106,22 @@ class Checker {
   ffi::Error error_;
 };
 
+// What every kind of error feedback has: returns the size of a gradient.
+int64_t check_feedback(Checker& check, ffi::AnyBuffer update, ffi::AnyBuffer residual, ffi::AnyBuffer sent,
+                       ffi::AnyBuffer new_residual) {
+  const int64_t size = check.first("update", update, 1)[0];
+  const ffi::DataType kept = update.element_type() == ffi::F64 ? ffi::F64 : ffi::F32;
+  check.float_dtype("update", update);
+  check.dtype("residual", residual, kept);
+  check.dtype("sent", sent, update.element_type());
+  check.dtype("new_residual", new_residual, kept);
+  check.in_range("size", size, 0, kMaxPosition);
+  check.shape("residual", residual, {size});
+  check.shape("sent", sent, {size});
+  check.shape("new_residual", new_residual, {size});
+  return size;
+}
+
 template <typename Problem>
 ffi::ErrorOr<Problem> result(const Checker& check, const Problem& problem) {
   if (!check.ok()) return ffi::Unexpected(check.error());
@@ -206,6 +222,42 @@ ffi::ErrorOr<HierarchicalHashProblem> check_hierarchical_hash(ffi::AnyBuffer ind
   check.shape("counts", counts, {n});
   check.shape("overflow", overflow, {});
   return result(check, HierarchicalHashProblem{check.batch(), in[0], n, r1, r2, k});
+}
+
+ffi::ErrorOr<FeedbackProblem> check_send_largest(ffi::AnyBuffer update, ffi::AnyBuffer residual,
+                                                 ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds,
+                                                 int64_t chunks, ffi::AnyBuffer sent, ffi::AnyBuffer new_residual,
+                                                 ffi::AnyBuffer new_velocity) {
+  Checker check("zen_send_largest");
+  const int64_t size = check_feedback(check, update, residual, sent, new_residual);
+  const int64_t moved = check.trailing("velocity", velocity, 1)[0];
+  check.dtype("velocity", velocity, residual.element_type());
+  check.dtype("new_velocity", new_velocity, residual.element_type());
+  check.dtype("scale", scale, residual.element_type());
+  check.dtype("bounds", bounds, ffi::S32);
+  if (moved != 0) check.in_range("the size of velocity", moved, size, size);
+  check.in_range("chunks", chunks, 0, size / kSampleChunk);
+  check.shape("new_velocity", new_velocity, {moved});
+  check.shape("scale", scale, {});
+  check.shape("bounds", bounds, {4});
+  return result(check, FeedbackProblem{check.batch(), size});
+}
+
+ffi::ErrorOr<FeedbackProblem> check_send_drawn(ffi::AnyBuffer update, ffi::AnyBuffer residual, ffi::AnyBuffer step,
+                                               int64_t k, ffi::AnyBuffer sent, ffi::AnyBuffer new_residual) {
+  Checker check("zen_send_drawn");
+  const int64_t size = check_feedback(check, update, residual, sent, new_residual);
+  check.dtype("step", step, ffi::U32);
+  check.shape("step", step, {});
+  check.in_range("k", k, 1, size);
+  return result(check, FeedbackProblem{check.batch(), size});
+}
+
+ffi::ErrorOr<FeedbackProblem> check_send_reaching(ffi::AnyBuffer update, ffi::AnyBuffer residual, ffi::AnyBuffer sent,
+                                                  ffi::AnyBuffer new_residual) {
+  Checker check("zen_send_reaching");
+  const int64_t size = check_feedback(check, update, residual, sent, new_residual);
+  return result(check, FeedbackProblem{check.batch(), size});
 }
 
 ffi::Error check_scratch(const char* target, ffi::AnyBuffer scratch, int64_t batch, int64_t bytes) {

@@ -48,4 +48,12 @@ struct HierarchicalHashProblem {
   int64_t k;
 };
 
+// Elements of each chunk that a selection samples.
+constexpr int64_t kSampleChunk = 64;
+
+struct FeedbackProblem {
+  int64_t batch;
+  int64_t size;  // elements of the gradient
+};
+
 }  // namespace zen
