@@ -136,8 +136,9 @@ FeedbackArrays<Update> arrays_of(ffi::AnyBuffer update, ffi::AnyBuffer residual,
 
 ffi::Error send_largest_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual,
                                 ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, Result sent,
-                                Result new_residual, Result new_velocity, double momentum, int64_t chunks) {
-  const auto problem = check_send_largest(update, residual, velocity, scale, bounds, chunks, *sent, *new_residual,
+                                Result new_residual, Result new_velocity, int64_t rank, double momentum,
+                                int64_t chunks) {
+  const auto problem = check_send_largest(update, rank, residual, velocity, scale, bounds, chunks, *sent, *new_residual,
                                           *new_velocity);
   if (problem.has_error()) return problem.error();
   return launch(pool, [&](const Context& context) {
@@ -155,8 +156,8 @@ ffi::Error send_largest_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi
 }
 
 ffi::Error send_drawn_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual, ffi::AnyBuffer step,
-                              Result sent, Result new_residual, int64_t k, uint32_t seed) {
-  const auto problem = check_send_drawn(update, residual, step, k, *sent, *new_residual);
+                              Result sent, Result new_residual, int64_t rank, int64_t k, uint32_t seed) {
+  const auto problem = check_send_drawn(update, rank, residual, step, k, *sent, *new_residual);
   if (problem.has_error()) return problem.error();
   return launch(pool, [&](const Context& context) {
     with_float(update.element_type(), [&](auto element) {
@@ -167,8 +168,8 @@ ffi::Error send_drawn_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi::
 }
 
 ffi::Error send_reaching_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual, Result sent,
-                                 Result new_residual, uint64_t key) {
-  const auto problem = check_send_reaching(update, residual, *sent, *new_residual);
+                                 Result new_residual, int64_t rank, uint64_t key) {
+  const auto problem = check_send_reaching(update, rank, residual, *sent, *new_residual);
   if (problem.has_error()) return problem.error();
   return launch(pool, [&](const Context& context) {
     with_float(update.element_type(), [&](auto element) {
@@ -238,6 +239,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendLargest, zen::send_largest_handler,
                                   .Ret<xla::ffi::AnyBuffer>()   // sent
                                   .Ret<xla::ffi::AnyBuffer>()   // new_residual
                                   .Ret<xla::ffi::AnyBuffer>()   // new_velocity
+                                  .Attr<int64_t>("rank")
                                   .Attr<double>("momentum")
                                   .Attr<int64_t>("chunks"));
 
@@ -249,6 +251,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendDrawn, zen::send_drawn_handler,
                                   .Arg<xla::ffi::AnyBuffer>()   // step
                                   .Ret<xla::ffi::AnyBuffer>()   // sent
                                   .Ret<xla::ffi::AnyBuffer>()   // new_residual
+                                  .Attr<int64_t>("rank")
                                   .Attr<int64_t>("k")
                                   .Attr<uint32_t>("seed"));
 
@@ -259,6 +262,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendReaching, zen::send_reaching_handler,
                                   .Arg<xla::ffi::AnyBuffer>()   // residual
                                   .Ret<xla::ffi::AnyBuffer>()   // sent
                                   .Ret<xla::ffi::AnyBuffer>()   // new_residual
+                                  .Attr<int64_t>("rank")
                                   .Attr<uint64_t>("key"));
 
 namespace zen {

@@ -91,7 +91,7 @@ struct Leaf {
     if (bits_of(total) == 0) return;
     const T part = sent_part(total, Update{});
     round_to(part, &sent);
-    at.new_residual[i] = is_finite(total) ? total - part : T{0};
+    at.new_residual[i] = std::is_same_v<T, Update> || !is_finite(total) ? T{0} : total - part;
   }
 
   // Writes a block of what is sent, and leaves zeros in its place: past the caches if they could not hold all of it.
@@ -201,11 +201,38 @@ class Feedback {
     uint16_t between[kBlock + kListSlack];
   };
 
-  // An element as it was before it was sent.
-  struct Undo {
-    uint32_t index;
-    T total;
-    T velocity;
+  // Elements as they were before they were sent.
+  struct Log {
+    std::vector<uint32_t> indices;
+    std::vector<T> totals;
+    std::vector<T> velocities;
+
+    void add(const Leaf<Update>& leaf, int64_t begin, const uint16_t* list, int64_t count) {
+      const size_t old = indices.size();
+      indices.resize(old + count);
+      totals.resize(old + count);
+      for (int64_t j = 0; j < count; ++j) {
+        indices[old + j] = static_cast<uint32_t>(begin + list[j]);
+        totals[old + j] = leaf.at.new_residual[begin + list[j]];
+      }
+      if (!leaf.has_velocity()) return;
+      velocities.resize(old + count);
+      for (int64_t j = 0; j < count; ++j) velocities[old + j] = leaf.at.new_velocity[begin + list[j]];
+    }
+
+    void reserve(const Leaf<Update>& leaf, size_t count) {
+      indices.reserve(count);
+      totals.reserve(count);
+      if (leaf.has_velocity()) velocities.reserve(count);
+    }
+
+    // Backwards: who was sent twice, being infinite and drawn, ends as it was at first.
+    void undo(const Leaf<Update>& leaf) const {
+      for (size_t j = indices.size(); j-- > 0;) {
+        leaf.at.new_residual[indices[j]] = totals[j];
+        if (leaf.has_velocity()) leaf.at.new_velocity[indices[j]] = velocities[j];
+      }
+    }
   };
 
   // What one pass over a range leaves to be decided.
@@ -213,12 +240,12 @@ class Feedback {
     int64_t reaching = 0;           // keys that reach the higher bound: sent
     std::vector<uint32_t> indices;  // of keys between the bounds
     std::vector<Bits> keys;
-    std::vector<Undo> log;
+    Log log;
     bool misled = false;
   };
 
   static bool never(int64_t, Bits) { return false; }
-  static void ignored(int64_t) {}
+  static void ignored(int64_t, const uint16_t*, int64_t) {}
 
   template <typename Body>
   void for_each_range(Body&& body) const {
@@ -236,23 +263,23 @@ class Feedback {
   }
 
   // Divides a block that has been accumulated into what is sent and what stays. decide(i, key) says whether an element
-  // between the bounds is sent; sending(i) is told of every one that reaches them, or is not finite, before it is.
+  // between the bounds is sent; sending(begin, list, count) is told of those that reach both, or are not finite, before
+  // they are.
   template <typename Decide, typename Sending>
   int64_t split(int64_t begin, int64_t count, Bracket<Bits> bracket, Room& room, Decide&& decide,
                 Sending&& sending) const {
     using TotalBits = BitsOf<T>;
     const TotalBits* const totals = reinterpret_cast<const TotalBits*>(leaf_.at.new_residual + begin);
-    const auto send = [&](int64_t i) {
-      sending(begin + i);
-      leaf_.send(begin + i, room.sent[i]);
+    const auto send = [&](int64_t listed) {
+      sending(begin, room.reaching, listed);
+      for (int64_t j = 0; j < listed; ++j) leaf_.send(begin + room.reaching[j], room.sent[room.reaching[j]]);
     };
     const Bits* keys;
     if constexpr (Keys::kAreMagnitudes) {
       keys = totals;
     } else {
       const auto infinite = leaf_.isa.template divide<TotalBits>();
-      const int64_t found = infinite(totals, count, kInfinity<T>, kInfinity<T>, room.reaching, room.between).reaching;
-      for (int64_t i = 0; i < found; ++i) send(room.reaching[i]);
+      send(infinite(totals, count, kInfinity<T>, kInfinity<T>, room.reaching, room.between).reaching);
       keys_.draw(begin, count, leaf_.isa, room.keys);
       keys = room.keys;
     }
@@ -260,9 +287,9 @@ class Feedback {
     const Divided found = divide(keys, count, bracket.low, bracket.high, room.reaching, room.between);
     for (int64_t j = 0; j < found.between; ++j) {
       const int64_t i = room.between[j];
-      if (decide(begin + i, keys[i])) leaf_.send(begin + i, room.sent[i]);
+      if (decide(begin + i, keys[i] & (kTopKey<Bits> - 1))) leaf_.send(begin + i, room.sent[i]);
     }
-    for (int64_t j = 0; j < found.reaching; ++j) send(room.reaching[j]);
+    send(found.reaching);
     leaf_.write_sent(begin, count, room.sent.data());
     return found.reaching;
   }
@@ -280,7 +307,7 @@ class Feedback {
       misled |= pass.misled;
     }
     if (misled || reaching > most || reaching + between < least) {
-      undo(passes);
+      for_each_range([&](int64_t r, Range) { passes[r].log.undo(leaf_); });
       return false;
     }
     const auto count = leaf_.isa.template reach<Bits>();
@@ -312,26 +339,16 @@ class Feedback {
       pass.keys.push_back(key);
       return false;
     };
-    const auto log = [&](int64_t i) {
-      pass.log.push_back({static_cast<uint32_t>(i), leaf_.at.new_residual[i],
-                          leaf_.has_velocity() ? leaf_.at.new_velocity[i] : T{0}});
+    const auto log = [&](int64_t begin, const uint16_t* listed, int64_t count) {
+      pass.log.add(leaf_, begin, listed, count);
     };
+    pass.log.reserve(leaf_, most / ranges_ + most / ranges_ / 8 + kBlock);
     Room room(leaf_.isa);
     for_each_block(range, [&](int64_t begin, int64_t count) {
       leaf_.accumulate_in_place(begin, count);
       if (pass.misled) return;
       pass.reaching += split(begin, count, bracket, room, list, log);
       pass.misled = pass.reaching > most || pass.keys.size() > room_for;
-    });
-  }
-
-  // Backwards: who was sent twice, being random and infinite, is first what it was after the first time.
-  void undo(const std::vector<Pass>& passes) const {
-    for_each_range([&](int64_t r, Range) {
-      for (auto entry = passes[r].log.rbegin(); entry != passes[r].log.rend(); ++entry) {
-        leaf_.at.new_residual[entry->index] = entry->total;
-        if (leaf_.has_velocity()) leaf_.at.new_velocity[entry->index] = entry->velocity;
-      }
     });
   }
 

@@ -3,6 +3,7 @@
 // that no function built for a newer instruction set stands in for the portable one at link time.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -167,10 +168,27 @@ struct IsaImpl {
   template <typename Update, typename T>
   static void accumulate(const Update* update, const T* residual, const T* velocity, Momentum<T> how, int64_t count,
                          T* total, T* new_velocity) {
-    if (velocity == nullptr) {
-      ZEN_INDEPENDENT for (int64_t i = 0; i < count; ++i) total[i] = widened(update[i]) + residual[i];
-      return;
+    for (int64_t i = 0; i < count; i += kMaskBits) {
+      const int64_t part = std::min(kMaskBits, count - i);
+      prefetch(update + i, kMaskBits);
+      prefetch(residual + i, kMaskBits);
+      if (velocity == nullptr) {
+        add(update + i, residual + i, part, total + i);
+      } else {
+        prefetch(velocity + i, kMaskBits);
+        move(update + i, residual + i, velocity + i, how, part, total + i, new_velocity + i);
+      }
     }
+  }
+
+  template <typename Update, typename T>
+  static void add(const Update* update, const T* residual, int64_t count, T* total) {
+    ZEN_INDEPENDENT for (int64_t i = 0; i < count; ++i) total[i] = widened(update[i]) + residual[i];
+  }
+
+  template <typename Update, typename T>
+  static void move(const Update* update, const T* residual, const T* velocity, Momentum<T> how, int64_t count, T* total,
+                   T* new_velocity) {
     ZEN_INDEPENDENT for (int64_t i = 0; i < count; ++i) {
       const T moved = multiply_add(how.momentum, velocity[i], widened(update[i]) * how.scale);
       total[i] = residual[i] + moved;
@@ -238,12 +256,12 @@ struct IsaImpl {
     const int64_t misaligned = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) % kCacheLine);
     const int64_t head = misaligned == 0 ? 0 : kCacheLine - misaligned;
     int64_t byte = head < bytes ? head : bytes;
-    move(out, in, byte);
+    move_bytes(out, in, byte);
     for (; byte + kCacheLine <= bytes; byte += kCacheLine) Arch::drain_line(out + byte, in + byte);
-    move(out + byte, in + byte, bytes - byte);
+    move_bytes(out + byte, in + byte, bytes - byte);
   }
 
-  static void move(char* to, char* from, int64_t bytes) {
+  static void move_bytes(char* to, char* from, int64_t bytes) {
     std::memcpy(to, from, bytes);
     std::memset(from, 0, bytes);
   }

@@ -12,7 +12,7 @@ from jax import lax
 
 from zen_jax import selection
 from zen_jax._typing import Array, AxisName
-from zen_jax.errors import check_at_least, check_float, check_rank, check_seed, check_shape
+from zen_jax.errors import check_at_least, check_float, check_seed, check_shape
 from zen_jax.hashing import murmur3
 from zen_jax.kernels._lowering import custom_call_or
 
@@ -36,19 +36,19 @@ def send_largest(
     """Sends the largest magnitudes of residual + update, or of residual + velocity.
 
     Args:
-      update: float [size], size at least 1.
-      residual: [size] of `residual_dtype`: what was not sent before. Its buffer becomes that of the new residual.
+      update: float [...] of at least one element.
+      residual: [...] of `residual_dtype`: what was not sent before. Its buffer becomes that of the new residual.
       least, most: how many elements to send, 1 <= least <= most <= size; may be traced. See `selection.largest`.
-      velocity: [size] of residual's dtype; velocity = momentum * velocity + scale * update takes update's place, and
+      velocity: [...] of residual's dtype; velocity = momentum * velocity + scale * update takes update's place, and
         becomes 0 where it is sent. None for neither.
       momentum: of the velocity.
       scale: [] of residual's dtype, what to multiply the update with, if there is a velocity; None for 1.
       model_axis: axis over whose shards of equal size `least` and `most` count; then pure JAX does the work.
 
     Returns:
-      sent: [size] of update's dtype, zeros where nothing is sent.
-      residual: [size], what stays: sent + residual is the total, to the bit.
-      velocity: [size], or None.
+      sent: [...] of update's dtype, zeros where nothing is sent.
+      residual: [...], what stays: sent + residual is the total, to the bit.
+      velocity: [...], or None.
 
     Raises:
       ValueError: for an update that is no float, shapes that disagree, or 2**31 elements or more over all shards.
@@ -60,7 +60,7 @@ def send_largest(
 
     Source: Lin et al., "Deep Gradient Compression" (ICLR 2018), section 3.
     """
-    size = _check(update, residual, velocity)
+    _check(update, residual, velocity)
     least, most = jnp.asarray(least, jnp.int32), jnp.asarray(most, jnp.int32)
     if scale is None:
         scale = jnp.ones((), residual.dtype)
@@ -68,9 +68,9 @@ def send_largest(
         return largest_reference(
             update, residual, velocity, scale, least, most, momentum=momentum, model_axis=model_axis
         )
-    selection.check_size(size)
-    chunks = selection.sample_chunks(size)
-    ranks = selection.ranks_around(least, chunks * selection.CHUNK, size)
+    selection.check_size(update.size)
+    chunks = selection.sample_chunks(update.size)
+    ranks = selection.ranks_around(least, chunks * selection.CHUNK, update.size)
     # A custom call takes no None: no velocity is one of no elements.
     moved = jnp.zeros((0,), residual.dtype) if velocity is None else velocity
 
@@ -85,8 +85,9 @@ def send_largest(
         reference,
         "zen_send_largest",
         [update, residual, moved, scale, jnp.stack([least, most, *ranks])],
-        [((size,), update.dtype), ((size,), residual.dtype), (moved.shape, residual.dtype)],
+        [(update.shape, update.dtype), (residual.shape, residual.dtype), (moved.shape, residual.dtype)],
         aliases={1: 1, 2: 2},
+        rank=np.int64(update.ndim),
         momentum=np.float64(momentum),
         chunks=np.int64(chunks),
     )
@@ -97,8 +98,8 @@ def send_drawn(update: Array, residual: Array, k: int, step: Array, *, seed: int
     """Sends k random elements of residual + update, the same whatever their values are.
 
     Args:
-      update: float [size], size at least 1.
-      residual: [size] of `residual_dtype`: what was not sent before. Its buffer becomes that of the new residual.
+      update: float [...] of at least one element.
+      residual: [...] of `residual_dtype`: what was not sent before. Its buffer becomes that of the new residual.
       k: how many to send, 1 to size.
       step: uint32 [], another one for other elements.
       seed: 0 to 2**32 - 1.
@@ -114,16 +115,17 @@ def send_drawn(update: Array, residual: Array, k: int, step: Array, *, seed: int
     >>> int(sent.sum()), (sent + residual).tolist()
     (2, [1.0, 1.0, 1.0, 1.0, 1.0])
     """
-    size = _check(update, residual)
+    _check(update, residual)
     check_at_least("k", k, 1)
     check_seed(seed)
-    selection.check_size(size)
+    selection.check_size(update.size)
     return custom_call_or(
         lambda *operands: drawn_reference(*operands, k=k, seed=seed),
         "zen_send_drawn",
         [update, residual, step],
-        [((size,), update.dtype), ((size,), residual.dtype)],
+        [(update.shape, update.dtype), (residual.shape, residual.dtype)],
         aliases={1: 1},
+        rank=np.int64(update.ndim),
         k=np.int64(k),
         seed=np.uint32(seed),
     )
@@ -133,8 +135,8 @@ def send_reaching(update: Array, residual: Array, value: float) -> tuple[Array, 
     """Sends every element of residual + update that reaches a magnitude.
 
     Args:
-      update: float [size].
-      residual: [size] of `residual_dtype`: what was not sent before. Its buffer becomes that of the new residual.
+      update: float [...].
+      residual: [...] of `residual_dtype`: what was not sent before. Its buffer becomes that of the new residual.
       value: the magnitude, above 0.
 
     Returns:
@@ -148,25 +150,24 @@ def send_reaching(update: Array, residual: Array, value: float) -> tuple[Array, 
     >>> sent.tolist(), residual.tolist()
     ([0.0, -2.0, 3.0], [1.0, 0.0, 0.0])
     """
-    size = _check(update, residual)
+    _check(update, residual)
     least = np.asarray(value, residual.dtype)
     return custom_call_or(
         lambda *operands: reaching_reference(*operands, value=value),
         "zen_send_reaching",
         [update, residual],
-        [((size,), update.dtype), ((size,), residual.dtype)],
+        [(update.shape, update.dtype), (residual.shape, residual.dtype)],
         aliases={1: 1},
+        rank=np.int64(update.ndim),
         key=np.uint64(least.view(f"uint{8 * least.itemsize}")),
     )
 
 
-def _check(update: Array, residual: Array, velocity: Array | None = None) -> int:
+def _check(update: Array, residual: Array, velocity: Array | None = None) -> None:
     check_float("update", update.dtype)
-    check_rank("update", update.shape, (1,))
     check_shape("residual", residual.shape, update.shape)
     if velocity is not None:
         check_shape("velocity", velocity.shape, update.shape)
-    return update.size
 
 
 # --- pure JAX ---------------------------------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ def largest_reference(
         gradient = update.astype(residual.dtype) * scale
         velocity = residual.dtype.type(momentum) * velocity + gradient
     total = residual + (update.astype(residual.dtype) if velocity is None else velocity)
-    chosen = selection.largest(total, least, most, model_axis=model_axis)
+    chosen = selection.largest(total.reshape(-1), least, most, model_axis=model_axis).reshape(total.shape)
     if velocity is not None:
         velocity = jnp.where(chosen | ~jnp.isfinite(total), jnp.zeros_like(velocity), velocity)
     return *split(total, chosen, update.dtype), velocity
@@ -198,7 +199,8 @@ def drawn_reference(update: Array, residual: Array, step: Array, *, k: int, seed
     """The pure-JAX lowering of `send_drawn`."""
     index = lax.iota(jnp.uint32, update.size)
     draws = (murmur3(index ^ step, seed) >> jnp.uint32(1)) | jnp.uint32(1)  # above zero, and none has a highest bit
-    return split(update.astype(residual.dtype) + residual, selection.largest(draws, k, k), update.dtype)
+    chosen = selection.largest(draws, k, k).reshape(update.shape)
+    return split(update.astype(residual.dtype) + residual, chosen, update.dtype)
 
 
 def reaching_reference(update: Array, residual: Array, *, value: float) -> tuple[Array, Array]:

@@ -106,15 +106,15 @@ def dgc(
             if not update.size:
                 return update, velocity, residual
             sent, residual, velocity = send_largest(
-                update.reshape(-1),
-                residual.reshape(-1),
+                update,
+                residual,
                 *_bounds(share, update.size, model_axis),
-                velocity=velocity.reshape(-1),
+                velocity=velocity,
                 momentum=momentum,
                 scale=scale,
                 model_axis=model_axis,
             )
-            return sent.reshape(update.shape), velocity.reshape(update.shape), residual.reshape(update.shape)
+            return sent, velocity, residual
 
         sent, velocity, residual = feedback.map_leaves(leaf, updates, state.velocity, state.residual)
         return sent, DgcState(optax.safe_increment(state.count), velocity, residual)

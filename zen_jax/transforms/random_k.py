@@ -60,9 +60,7 @@ def random_k(density: float, seed: int = 0) -> optax.GradientTransformationExtra
                 return update, residual
             k = feedback.kept(density, update.size)
             of_leaf = zlib.crc32(name.encode(), seed)
-            step = murmur3(state.count, of_leaf)
-            sent, kept = send_drawn(update.reshape(-1), residual.reshape(-1), k, step, seed=of_leaf)
-            return sent.reshape(update.shape), kept.reshape(update.shape)
+            return send_drawn(update, residual, k, murmur3(state.count, of_leaf), seed=of_leaf)
 
         sent, residual = feedback.map_leaves(leaf, updates, state.residual)
         return sent, RandomKState(optax.safe_increment(state.count), residual)

@@ -47,8 +47,7 @@ def threshold(value: float) -> optax.GradientTransformationExtraArgs:
         return ThresholdState(feedback.zeros(params))
 
     def leaf(_: str, update: Array, residual: Array) -> tuple[Array, Array]:
-        sent, kept = send_reaching(update.reshape(-1), residual.reshape(-1), value)
-        return sent.reshape(update.shape), kept.reshape(update.shape)
+        return send_reaching(update, residual, value)
 
     def update(updates: PyTree, state: ThresholdState, params: PyTree = None, **_) -> tuple[PyTree, ThresholdState]:
         del params

@@ -49,8 +49,7 @@ def top_k(density: float) -> optax.GradientTransformationExtraArgs:
         if not update.size:
             return update, residual
         k = feedback.kept(density, update.size)
-        sent, kept, _ = send_largest(update.reshape(-1), residual.reshape(-1), k, k)
-        return sent.reshape(update.shape), kept.reshape(update.shape)
+        return send_largest(update, residual, k, k)[:2]
 
     def update(updates: PyTree, state: TopKState, params: PyTree = None, **_) -> tuple[PyTree, TopKState]:
         del params
