@@ -114,7 +114,7 @@ def test_every_instruction_set(isa):
 
 def test_numpy_operands(monkeypatch):
     """Arrays that are not JAX's are taken by either lowering."""
-    monkeypatch.setattr("zen_jax._native.library", lambda platform: None)
+    monkeypatch.setattr("zen_jax._native.library", lambda *_: None)
     positions, values = np.array([[0, 2], [2, 0]], np.int32), np.array([[1, 2], [3, 0]], np.float32)
     shard = zen.kernels.aggregate(positions, values, np.array([2, 1], np.int32), 4)
     assert shard.tolist() == [1.0, 0.0, 5.0, 0.0]
