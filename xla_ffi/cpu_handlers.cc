@@ -156,13 +156,13 @@ ffi::Error send_largest_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi
 }
 
 ffi::Error send_drawn_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual, ffi::AnyBuffer step,
-                              Result sent, Result new_residual, int64_t rank, int64_t k, uint32_t seed) {
+                              Result sent, Result new_residual, int64_t rank, int64_t k) {
   const auto problem = check_send_drawn(update, rank, residual, step, k, *sent, *new_residual);
   if (problem.has_error()) return problem.error();
   return launch(pool, [&](const Context& context) {
     with_float(update.element_type(), [&](auto element) {
       const auto arrays = arrays_of<decltype(element)>(update, residual, sent, new_residual);
-      send_drawn(*problem, arrays, data<const uint32_t>(step), k, seed, context);
+      send_drawn(*problem, arrays, data<const uint32_t>(step), k, context);
     });
   });
 }
@@ -252,8 +252,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendDrawn, zen::send_drawn_handler,
                                   .Ret<xla::ffi::AnyBuffer>()   // sent
                                   .Ret<xla::ffi::AnyBuffer>()   // new_residual
                                   .Attr<int64_t>("rank")
-                                  .Attr<int64_t>("k")
-                                  .Attr<uint32_t>("seed"));
+                                  .Attr<int64_t>("k"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendReaching, zen::send_reaching_handler,
                               xla::ffi::Ffi::Bind()

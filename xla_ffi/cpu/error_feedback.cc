@@ -119,10 +119,9 @@ struct Draws {
   static constexpr Bits kAlwaysSent = kTopKey<Bits>;
 
   uint32_t step;
-  uint32_t seed;
 
   void draw(int64_t begin, int64_t count, const Isa& isa, Bits* keys) const {
-    isa.draw(static_cast<uint32_t>(begin), count, step, seed, keys);
+    isa.draw(static_cast<uint32_t>(begin), count, step, keys);
   }
 };
 
@@ -466,14 +465,14 @@ void send_largest(const FeedbackProblem& problem, const FeedbackArrays<Update>& 
 
 template <typename Update>
 void send_drawn(const FeedbackProblem& problem, const FeedbackArrays<Update>& arrays, const uint32_t* step, int64_t k,
-                uint32_t seed, const Context& context) {
+                const Context& context) {
   using T = Accumulator<Update>;
   const double share = static_cast<double>(k) / problem.size, keys = kTopKey<uint32_t>;
   const double center = keys * (1 - share), spread = kDrawnSpread * keys * std::sqrt(share / problem.size);
   const auto probes = Probes<uint32_t>::spanning(static_cast<uint32_t>(std::max(center - spread, 0.0)),
                                                  static_cast<uint32_t>(std::min(center + spread, keys)));
   for_each_leaf(problem, arrays, context, [&](const Leaf<Update>& leaf, int64_t b, const Context& inner) {
-    Feedback(leaf, Draws{step[b], seed}, inner).send_between(k, k, probes, true);
+    Feedback(leaf, Draws{step[b]}, inner).send_between(k, k, probes, true);
   });
 }
 
@@ -489,7 +488,7 @@ void send_reaching(const FeedbackProblem& problem, const FeedbackArrays<Update>&
 #define ZEN_INSTANTIATE(Update)                                                                                      \
   template void send_largest(const FeedbackProblem&, const FeedbackArrays<Update>&, const LargestBounds*,            \
                              const Accumulator<Update>*, double, int64_t, const Context&);                           \
-  template void send_drawn(const FeedbackProblem&, const FeedbackArrays<Update>&, const uint32_t*, int64_t, uint32_t, \
+  template void send_drawn(const FeedbackProblem&, const FeedbackArrays<Update>&, const uint32_t*, int64_t,           \
                            const Context&);                                                                          \
   template void send_reaching(const FeedbackProblem&, const FeedbackArrays<Update>&, uint64_t, const Context&)
 

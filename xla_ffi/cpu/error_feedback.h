@@ -39,7 +39,7 @@ void send_largest(const FeedbackProblem& problem, const FeedbackArrays<Update>& 
 // Sends the k elements that draw the largest random keys in step[item].
 template <typename Update>
 void send_drawn(const FeedbackProblem& problem, const FeedbackArrays<Update>& arrays, const uint32_t* step, int64_t k,
-                uint32_t seed, const Context& context);
+                const Context& context);
 
 // Sends what reaches a magnitude, given by its key.
 template <typename Update>

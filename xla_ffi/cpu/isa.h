@@ -89,7 +89,7 @@ struct Isa {
   Reach<uint64_t> reach64;
 
   // 31 random bits above zero for each of the elements first, first + 1, ...
-  void (*draw)(uint32_t first, int64_t count, uint32_t step, uint32_t seed, uint32_t* keys);
+  void (*draw)(uint32_t first, int64_t count, uint32_t step, uint32_t* keys);
 
   template <typename Bits>
   Scan<Bits> scan() const {

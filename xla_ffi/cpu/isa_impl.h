@@ -242,10 +242,8 @@ struct IsaImpl {
     }
   }
 
-  static void draw(uint32_t first, int64_t count, uint32_t step, uint32_t seed, uint32_t* keys) {
-    for (int64_t i = 0; i < count; ++i) {
-      keys[i] = murmur3((first + static_cast<uint32_t>(i)) ^ step, seed) >> 1 | 1;
-    }
+  static void draw(uint32_t first, int64_t count, uint32_t step, uint32_t* keys) {
+    for (int64_t i = 0; i < count; ++i) keys[i] = murmur3_finish((first + static_cast<uint32_t>(i)) ^ step) >> 1 | 1;
   }
 
   // ---- output ----

@@ -20,7 +20,7 @@ namespace {
 
 constexpr double kMomentum = 0.9;
 constexpr float kScale = 0.75f;
-constexpr uint32_t kSeed = 0x9747b28cu, kStep = 11;
+constexpr uint32_t kStep = 0x9747b28cu;
 
 struct State {
   std::vector<float> update, residual, velocity, sent;
@@ -145,14 +145,14 @@ void test_slack(const FeedbackProblem& p, const State& state, int64_t k, int64_t
 void test_others(const FeedbackProblem& p, const State& state, int64_t k, const std::string& name) {
   const State totals = accumulated(state, false);
   std::vector<uint32_t> draws(p.size);
-  for (int64_t i = 0; i < p.size; ++i) draws[i] = murmur3(static_cast<uint32_t>(i) ^ kStep, kSeed) >> 1 | 1;
+  for (int64_t i = 0; i < p.size; ++i) draws[i] = murmur3_finish(static_cast<uint32_t>(i) ^ kStep) >> 1 | 1;
   const std::vector<bool> chosen = k_largest(draws, 0, p.size, k);
   const State drawn = expected(totals, [&](size_t i) { return chosen[i]; });
   const State reaching = expected(totals, [&](size_t i) { return std::abs(totals.residual[i]) >= 1.5f; });
   for_each_context([&](const Context& context, const std::string& how) {
     Checks::testing = name + ", " + how + ", drawn, then reaching";
     State actual = state;
-    send_drawn(p, actual.arrays(false), &kStep, k, kSeed, context);
+    send_drawn(p, actual.arrays(false), &kStep, k, context);
     check(actual, drawn, false);
     actual = state;
     send_reaching(p, actual.arrays(false), key_of(1.5f), context);

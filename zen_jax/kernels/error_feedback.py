@@ -12,8 +12,8 @@ from jax import lax
 
 from zen_jax import selection
 from zen_jax._typing import Array, AxisName
-from zen_jax.errors import check_at_least, check_float, check_seed, check_shape
-from zen_jax.hashing import murmur3
+from zen_jax.errors import check_at_least, check_float, check_shape
+from zen_jax.hashing import murmur3_finish
 from zen_jax.kernels._lowering import custom_call_or
 
 
@@ -94,15 +94,14 @@ def send_largest(
     return sent, residual, None if velocity is None else moved
 
 
-def send_drawn(update: Array, residual: Array, k: int, step: Array, *, seed: int = 0) -> tuple[Array, Array]:
+def send_drawn(update: Array, residual: Array, k: int, step: Array) -> tuple[Array, Array]:
     """Sends k random elements of residual + update, the same whatever their values are.
 
     Args:
       update: float [...] of at least one element.
       residual: [...] of `residual_dtype`: what was not sent before. Its buffer becomes that of the new residual.
       k: how many to send, 1 to size.
-      step: uint32 [], another one for other elements.
-      seed: 0 to 2**32 - 1.
+      step: uint32 [], a hash that gives other elements whenever it is another.
 
     Returns:
       sent, residual: as of `send_largest`. Elements that are not finite are sent beyond k.
@@ -117,17 +116,15 @@ def send_drawn(update: Array, residual: Array, k: int, step: Array, *, seed: int
     """
     _check(update, residual)
     check_at_least("k", k, 1)
-    check_seed(seed)
     selection.check_size(update.size)
     return custom_call_or(
-        lambda *operands: drawn_reference(*operands, k=k, seed=seed),
+        lambda *operands: drawn_reference(*operands, k=k),
         "zen_send_drawn",
         [update, residual, step],
         [(update.shape, update.dtype), (residual.shape, residual.dtype)],
         aliases={1: 1},
         rank=np.int64(update.ndim),
         k=np.int64(k),
-        seed=np.uint32(seed),
     )
 
 
@@ -195,10 +192,10 @@ def largest_reference(
     return *split(total, chosen, update.dtype), velocity
 
 
-def drawn_reference(update: Array, residual: Array, step: Array, *, k: int, seed: int) -> tuple[Array, Array]:
+def drawn_reference(update: Array, residual: Array, step: Array, *, k: int) -> tuple[Array, Array]:
     """The pure-JAX lowering of `send_drawn`."""
     index = lax.iota(jnp.uint32, update.size)
-    draws = (murmur3(index ^ step, seed) >> jnp.uint32(1)) | jnp.uint32(1)  # above zero, and none has a highest bit
+    draws = (murmur3_finish(index ^ step) >> jnp.uint32(1)) | jnp.uint32(1)  # above zero, and none has a highest bit
     chosen = selection.largest(draws, k, k).reshape(update.shape)
     return split(update.astype(residual.dtype) + residual, chosen, update.dtype)
 

@@ -59,8 +59,7 @@ def random_k(density: float, seed: int = 0) -> optax.GradientTransformationExtra
             if not update.size:
                 return update, residual
             k = feedback.kept(density, update.size)
-            of_leaf = zlib.crc32(name.encode(), seed)
-            return send_drawn(update, residual, k, murmur3(state.count, of_leaf), seed=of_leaf)
+            return send_drawn(update, residual, k, murmur3(state.count, zlib.crc32(name.encode(), seed)))
 
         sent, residual = feedback.map_leaves(leaf, updates, state.residual)
         return sent, RandomKState(optax.safe_increment(state.count), residual)
