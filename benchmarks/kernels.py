@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from examples.lm.memory import keep_freed_memory
+from examples.common.memory import keep_freed_memory
 
 if __name__ == "__main__" and "--fresh-memory" not in sys.argv:
     keep_freed_memory()

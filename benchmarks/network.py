@@ -37,7 +37,7 @@ PLAN_STEPS = 2
 GROUP_TIMEOUT = 1800  # seconds after which a group of processes is taken to hang
 PORT = 7700
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_ARENA_MAX": "1"}
-"""For glibc's malloc, what examples/lm/memory.py sets from inside; for peers too."""
+"""For glibc's malloc, what examples/common/memory.py sets from inside; for peers too."""
 CASE_OPTIONS = ("scheme", "unit", "capacity", "push_format", "pull_format")
 ABLATION = {
     "sparse_ps, elements": {"scheme": "sparse_ps", "unit": 1},

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from examples.lm.memory import keep_freed_memory
+from examples.common.memory import keep_freed_memory
 
 if __name__ == "__main__":
     keep_freed_memory()

@@ -10,7 +10,9 @@ pytest.importorskip("flax")
 pytest.importorskip("matplotlib")
 pytest.importorskip("tqdm")
 
-from examples.lm import launch, main, text
+from examples.common import app
+from examples.lm import text
+from examples.lm.main import EXAMPLE
 
 pytestmark = pytest.mark.promoting  # flax promotes dtypes
 
@@ -30,13 +32,13 @@ def books(tmp_path_factory):
 
 
 def test_zen_gives_the_losses_of_a_dense_run_and_moves_fewer_bytes(books, tmp_path, capsys):
-    assert main.main(["--data", str(books), "--out", str(tmp_path), *TINY]) == 0
+    assert app.main(EXAMPLE, ["--data", str(books), "--out", str(tmp_path), *TINY]) == 0
     rows = {row["sync"]: row for row in json.loads((tmp_path / "summary.json").read_text())["runs"]}
     assert rows["zen"]["bytes_ratio"] < 1 / 8 and rows["zen"]["imbalance_push"] >= 1
     assert rows["dense_ordered"]["steps_bitwise_equal"] == 8
     assert rows["dense"]["max_relative_loss_difference"] < 1e-4
-    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert len(steps) == 3 * 8 and steps[7]["loss"] < steps[0]["loss"]
+    steps = [json.loads(line) for line in (tmp_path / "zen" / "metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == 8 and steps[7]["loss"] < steps[0]["loss"]
     assert (tmp_path / "curves.png").stat().st_size > 1000
     assert "dense_ordered" in capsys.readouterr().out
 
@@ -78,13 +80,13 @@ def test_windows_follow_each_other_and_start_again():
 )
 def test_unusable_text_ends_with_exit_code_2(tmp_path, capsys, name, content, message):
     (tmp_path / name).write_bytes(content)
-    assert main.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert app.main(EXAMPLE, ["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 
 
 def test_missing_text_ends_with_exit_code_2(tmp_path, capsys):
-    assert main.main(["--data", str(tmp_path / "nowhere"), "--out", str(tmp_path)]) == 2
+    assert app.main(EXAMPLE, ["--data", str(tmp_path / "nowhere"), "--out", str(tmp_path)]) == 2
     assert "does not exist" in capsys.readouterr().err
 
 
@@ -94,37 +96,23 @@ def test_missing_text_ends_with_exit_code_2(tmp_path, capsys):
 )
 def test_unusable_options_end_with_exit_code_2(options, capsys):
     with pytest.raises(SystemExit) as stop:
-        main.main(options.split())
+        app.main(EXAMPLE, options.split())
     assert stop.value.code == 2 and "error:" in capsys.readouterr().err
 
 
 def test_workers_and_processes_must_agree(capsys):
-    assert main.main(["--processes", "2", "--workers", "3"]) == 2
+    assert app.main(EXAMPLE, ["--processes", "2", "--workers", "3"]) == 2
     assert "one worker each" in capsys.readouterr().err
-
-
-def test_rank_from_the_environment(monkeypatch):
-    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "host:1234")
-    monkeypatch.setenv("NUM_PROCESSES", "4")
-    monkeypatch.setenv("PROCESS_ID", "3")
-    assert launch.rank_from(None, None, None) == launch.Rank("host:1234", 4, 3)
-    monkeypatch.setenv("PROCESS_ID", "4")
-    with pytest.raises(ValueError, match="below --num-processes"):
-        launch.rank_from(None, None, None)
-
-
-def test_a_failed_process_ends_the_others_and_says_why(tmp_path, capfd):
-    script = tmp_path / "script.py"
-    script.write_text("import sys, time\nif sys.argv[-1] == '1': sys.exit('out of paper')\ntime.sleep(60)\n")
-    assert launch.start(str(script), [], 3) == 1
-    assert "process 1 of 3 ended with exit code 1" in (error := capfd.readouterr().err) and "out of paper" in error
 
 
 def test_two_processes_over_gloo_train_as_two_emulated_workers(books, tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")  # one device in each process
     tiny = ["--data", str(books), *TINY[:-2], "--steps", "3"]
-    assert main.main([*tiny, "--sync", "zen", "--out", str(tmp_path / "real"), "--processes", "2"]) == 0
-    assert main.main([*tiny, "--sync", "dense_ordered", "--out", str(tmp_path / "emulated"), "--workers", "2"]) == 0
+    assert app.main(EXAMPLE, [*tiny, "--sync", "zen", "--out", str(tmp_path / "real"), "--processes", "2"]) == 0
+    assert (
+        app.main(EXAMPLE, [*tiny, "--sync", "dense_ordered", "--out", str(tmp_path / "emulated"), "--workers", "2"])
+        == 0
+    )
     real, emulated = (
         json.loads((tmp_path / run / "summary.json").read_text())["runs"][0] for run in ("real", "emulated")
     )

@@ -16,16 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
+from examples.common.task import DataError
+
 EOS, UNK = "<eos>", "<unk>"
 _MAX_BYTES = 64 << 20  # of text read from one directory
 _VALID_FRACTION = 0.04  # tail of every file held out when the data has no files named valid*
 _SUFFIXES = (".txt", ".md", ".rst", ".py")
 _SKIPPED_DIRS = {"site-packages", "dist-packages", "__pycache__", "test", "tests"}
 _WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]|_")
-
-
-class DataError(ValueError):
-    """The text cannot be used; the message says why in one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +73,9 @@ def streams(tokens: np.ndarray, count: int, unroll: int) -> np.ndarray:
 
 
 def window(streams: np.ndarray, step: int, unroll: int) -> np.ndarray:
-    """The words of one step and, one place on, their successors: int32 [streams, unroll + 1]."""
-    start = step % ((streams.shape[1] - 1) // unroll) * unroll
-    return streams[:, start : start + unroll + 1]
+    """The words of one step and, one place on, their successors: int32 [..., unroll + 1]."""
+    start = step % ((streams.shape[-1] - 1) // unroll) * unroll
+    return streams[..., start : start + unroll + 1]
 
 
 def _find_files(data: Path | None) -> tuple[str, list[Path]]:

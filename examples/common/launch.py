@@ -59,8 +59,8 @@ def join(rank: Rank | None) -> None:
         jax.distributed.initialize(rank.coordinator, rank.count, rank.index)
 
 
-def start(script: str, arguments: list[str], count: int) -> int:
-    """Runs `script` in `count` processes on this machine. Returns an exit code; the first to fail ends them all."""
+def start(command: list[str], count: int) -> int:
+    """Runs `command` in `count` processes on this machine. Returns an exit code; the first to fail ends them all."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         coordinator = f"localhost:{probe.getsockname()[1]}"
@@ -70,11 +70,10 @@ def start(script: str, arguments: list[str], count: int) -> int:
         try:
             for index, path in enumerate(paths):
                 rank = ["--coordinator", coordinator, "--num-processes", str(count), "--process-id", str(index)]
-                command = [sys.executable, script, *arguments, *rank]
                 with path.open("w") as log:
                     # Process 0 speaks for all; what the others say matters only where one of them fails.
                     streams = {} if index == 0 else {"stdout": log, "stderr": log}
-                    processes.append(subprocess.Popen(command, **streams))
+                    processes.append(subprocess.Popen([*command, *rank], **streams))
             while any(process.poll() is None for process in processes):
                 if any(process.poll() for process in processes):
                     break

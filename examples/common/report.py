@@ -7,20 +7,21 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
-from examples.lm.config import Config
-from examples.lm.train import Run
+from examples.common.config import Config
+from examples.common.loop import Run
+from examples.common.task import Task
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 
-def summarise(runs: list[Run], words_per_step: int) -> list[dict]:
+def summarise(runs: list[Run], task: Task) -> list[dict]:
     """One row a run; losses are compared with those of zen, or of the first run where zen is not among them."""
     reference = next((run for run in runs if run.scheme == "zen"), runs[0])
-    return [_summary(run, reference, words_per_step) for run in runs]
+    return [_summary(run, reference, task) for run in runs]
 
 
-def _summary(run: Run, reference: Run, words_per_step: int) -> dict:
+def _summary(run: Run, reference: Run, task: Task) -> dict:
     losses, expected = (np.array([step.loss for step in r.steps]) for r in (run, reference))
     difference = np.abs(losses - expected)
     info = {name: np.array([step.info[name] for step in run.steps]) for name in run.steps[0].info}
@@ -30,7 +31,8 @@ def _summary(run: Run, reference: Run, words_per_step: int) -> dict:
         "sync": run.scheme,
         "steps": len(losses),
         "final_loss": float(losses[-1]),
-        "perplexity": run.perplexity,
+        "metric": task.metric,
+        "validation": run.figure,
         "compared_with": reference.scheme,
         "max_loss_difference": float(difference.max()),
         "max_relative_loss_difference": float((difference / np.abs(expected)).max()),
@@ -41,19 +43,21 @@ def _summary(run: Run, reference: Run, words_per_step: int) -> dict:
         "imbalance_push": float(np.mean(info["imbalance_push"])),
         "imbalance_pull": float(np.mean(info["imbalance_pull"])),
         "step_seconds": seconds,
-        "words_per_second": words_per_step / seconds,
+        "items": task.items,
+        "items_per_second": task.items_per_step / seconds,
     }
 
 
 def table(rows: list[dict]) -> str:
     """The rows as text."""
-    heads = ["sync", "final loss", "valid ppl", "max |diff|", "relative", "equal steps", "MB/step", "of dense"]
-    heads += ["push imb.", "pull imb.", "s/step", "words/s"]
+    metric, items = rows[0]["metric"], rows[0]["items"]
+    heads = ["sync", "final loss", f"valid {metric}", "max |diff|", "relative", "equal steps", "MB/step", "of dense"]
+    heads += ["push imb.", "pull imb.", "s/step", f"{items}/s"]
     lines = [heads] + [
         [
             row["sync"],
             f"{row['final_loss']:.6f}",
-            "-" if row["perplexity"] is None else f"{row['perplexity']:.1f}",
+            "-" if row["validation"] is None else f"{row['validation']:.4g}",
             f"{row['max_loss_difference']:.1e}",
             f"{row['max_relative_loss_difference']:.1e}",
             f"{row['steps_bitwise_equal']}/{row['steps']}",
@@ -62,7 +66,7 @@ def table(rows: list[dict]) -> str:
             f"{row['imbalance_push']:.2f}" if row["imbalance_push"] else "-",
             f"{row['imbalance_pull']:.2f}" if row["imbalance_pull"] else "-",
             f"{row['step_seconds']:.3f}",
-            f"{row['words_per_second']:,.0f}",
+            f"{row['items_per_second']:,.0f}",
         ]
         for row in rows
     ]
@@ -77,16 +81,11 @@ def table(rows: list[dict]) -> str:
     return "\n".join([aligned[0], rule, *aligned[1:]])
 
 
-def write(out: Path, config: Config, source: str, runs: list[Run], rows: list[dict]) -> None:
-    """Writes metrics.jsonl (a line a step), summary.json and curves.png into `out`."""
-    with (out / "metrics.jsonl").open("w") as metrics:
-        for run in runs:
-            for number, step in enumerate(run.steps):
-                line = {"sync": run.scheme, "step": number, "loss": step.loss, "seconds": step.seconds, **step.info}
-                metrics.write(json.dumps(line) + "\n")
-    summary = {"config": dataclasses.asdict(config), "text": source, "runs": rows}
-    (out / "summary.json").write_text(json.dumps(summary, indent=2, default=str) + "\n")
-    _plot(out / "curves.png", runs)
+def write(config: Config, task: Task, runs: list[Run], rows: list[dict]) -> None:
+    """Writes summary.json and curves.png into `config.out`."""
+    summary = {"config": dataclasses.asdict(config), "about": task.lines, "runs": rows}
+    (config.out / "summary.json").write_text(json.dumps(summary, indent=2, default=str) + "\n")
+    _plot(config.out / "curves.png", runs)
 
 
 def _plot(path: Path, runs: list[Run]) -> None:
@@ -98,7 +97,7 @@ def _plot(path: Path, runs: list[Run]) -> None:
         left.plot(steps, [step.loss for step in run.steps], label=run.scheme, **style)
         moved = np.cumsum([step.info["bytes_pushed"] + step.info["bytes_pulled"] for step in run.steps])
         right.plot(steps, np.maximum(moved, 1) / 1e6, label=run.scheme, **style)
-    left.set(xlabel="step", ylabel="training loss (sampled softmax)", title="Loss")
+    left.set(xlabel="step", ylabel="training loss", title="Loss")
     right.set(xlabel="step", ylabel="MB pushed and pulled by one worker", title="Bytes synchronised", yscale="log")
     left.legend()
     right.legend()

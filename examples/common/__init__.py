@@ -1,0 +1,1 @@
+"""What the examples share: options, workers, the training loop, checkpoints and reports."""

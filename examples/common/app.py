@@ -1,0 +1,115 @@
+"""The program of every example: options, workers, one training run a scheme, and their comparison."""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable
+
+import jax
+
+from examples.common import launch, metrics, progress, report
+from examples.common.checkpoint import Checkpoints
+from examples.common.config import Config, add_options, at_least
+from examples.common.loop import Run, initial_state, train
+from examples.common.task import Task
+from examples.common.workers import Workers, find_workers
+
+_EXAMPLES = """examples:
+  python -m {name}                        {workers} emulated workers
+  python -m {name} --processes 4          4 processes on this machine, one worker each
+  python -m {name} --checkpoint-every 50 --resume
+                                          stopped and started again, it goes on
+  python -m {name} --coordinator HOST:PORT --num-processes 16 --process-id 3
+                                          one of 16 processes under a launcher of yours
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """An example: `task(config)` makes what it trains, with `config.workers` workers."""
+
+    name: str  # of its module, "examples.lm.main"
+    description: str
+    config: type[Config]
+    task: Callable[[Config], Task]
+
+
+def main(example: Example, arguments: list[str]) -> int:
+    """Returns the exit code: 0, or 2 for options, data and checkpoints that cannot be used."""
+    parser = _parser(example)
+    options = parser.parse_args(arguments)
+    try:
+        if options.processes:
+            if options.workers not in (None, options.processes):
+                raise ValueError(f"--workers {options.workers}: --processes {options.processes} has one worker each")
+            command = [sys.executable, "-m", example.name, *arguments, "--processes", "0"]
+            return launch.start(command, options.processes)
+        config, workers, task = _prepare(example, options)
+        _compare(config, workers, task)
+    except (ValueError, OSError) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _prepare(example: Example, options: argparse.Namespace) -> tuple[Config, Workers, Task]:
+    """Everything that can be wrong with options and data is found here, before anything is traced."""
+    rank = launch.rank_from(options.coordinator, options.num_processes, options.process_id)
+    options.out.mkdir(parents=True, exist_ok=True)
+    launch.join(rank)
+    workers = find_workers(options.workers, example.config.workers)
+    names = {field.name for field in dataclasses.fields(example.config)}
+    chosen = {name: value for name, value in vars(options).items() if name in names}
+    config = example.config(**chosen | {"workers": workers.count})
+    return config, workers, example.task(config)
+
+
+def _compare(config: Config, workers: Workers, task: Task) -> None:
+    speaks = jax.process_index() == 0
+    if speaks:
+        print(*task.lines, f"workers  {workers}, {task.items_per_step:,} {task.items} a step", sep="\n", flush=True)
+    runs = [_run(config, workers, task, scheme) for scheme in config.sync]
+    if speaks:
+        rows = report.summarise(runs, task)
+        report.write(config, task, runs, rows)
+        print(f"\n{report.table(rows)}\n\ncurves.png, summary.json and a folder for each run are in {config.out}")
+
+
+def _run(config: Config, workers: Workers, task: Task, scheme: str) -> Run:
+    run, state = Run(scheme), initial_state(task, scheme, workers)
+    folder = config.out / scheme
+    folder.mkdir(exist_ok=True)
+    path = folder / "metrics.jsonl"
+    checkpoints = Checkpoints(folder / "checkpoints", config, workers)
+    if checkpoints.last() is not None:
+        if not config.resume:
+            raise ValueError(f"{folder} holds checkpoints: go on from them with --resume, or give another --out")
+        state = checkpoints.restore(state)
+        run.steps = metrics.read(path, checkpoints.last())
+
+    speaks = jax.process_index() == 0
+    before = list(run.steps)
+    steps = progress.watch(run, train(task, config, workers, run, state), config.steps, task, quiet=not speaks)
+    steps = metrics.record(path, before, steps) if speaks else steps
+    for done, (_, state) in enumerate(steps, len(before) + 1):
+        if config.checkpoint_every and done % config.checkpoint_every == 0:
+            checkpoints.save(done, state)
+    checkpoints.close()
+    run.figure = task.validate(state.params)
+    return run
+
+
+def _parser(example: Example) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=example.name,
+        description=example.description,
+        epilog=_EXAMPLES.format(name=example.name, workers=example.config.workers),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(parser, example.config)
+    several = parser.add_argument_group("several processes")
+    several.add_argument("--processes", type=at_least(0), default=0, metavar="N", help="start N on this machine")
+    several.add_argument("--coordinator", metavar="HOST:PORT", help="or JAX_COORDINATOR_ADDRESS")
+    several.add_argument("--num-processes", type=at_least(1), metavar="N", help="or NUM_PROCESSES")
+    several.add_argument("--process-id", type=at_least(0), metavar="I", help="or PROCESS_ID")
+    return parser

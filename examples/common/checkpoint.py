@@ -1,0 +1,107 @@
+"""Checkpoints of a run with Orbax: resumed with as many workers, it is bitwise the run that was never stopped.
+
+With another number of workers, what each worker kept to itself is shared out: everyone goes on with the mean of the
+sparsifiers' states, so that what was still to be sent is sent, and with a fresh carry.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+import zen_jax as zen
+from examples.common.config import RESUMABLE, Config
+from examples.common.loop import KINDS, State
+from examples.common.workers import SAME, Workers
+
+_KEPT = 2  # the last one, and the one before it
+
+
+class Checkpoints:
+    """The checkpoints of one run, in a folder of their own."""
+
+    def __init__(self, folder: Path, config: Config, workers: Workers):
+        self._folder, self._workers = folder.absolute(), workers
+        fixed = {name: str(value) for name, value in dataclasses.asdict(config).items() if name not in RESUMABLE}
+        self._about = {"zen_jax": zen.__version__, **fixed}
+        options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, enable_async_checkpointing=False)
+        handlers = {"state": ocp.StandardCheckpointHandler(), "about": ocp.JsonCheckpointHandler()}
+        self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
+
+    def last(self) -> int | None:
+        """How many steps lie behind the last checkpoint; None where there is none."""
+        return self._manager.latest_step()
+
+    def save(self, steps: int, state: State) -> None:
+        """Keeps the state behind `steps` steps."""
+        about = {"workers": self._workers.count, **self._about}
+        args = {"state": ocp.args.StandardSave(_named(state)), "about": ocp.args.JsonSave(about)}
+        self._manager.save(steps, args=ocp.args.Composite(**args))
+
+    def restore(self, fresh: State) -> State:
+        """The state of the last checkpoint, laid out like `fresh`; a ValueError where it is not one of this run."""
+        count = self._check()
+        if count == self._workers.count:
+            return self._read(jax.tree.map(_abstract, fresh))
+        # What each worker has its own of lies whole on every device while the number of workers changes.
+        whole = self._workers.sharding(SAME)
+
+        def of_old_workers(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype, sharding=whole)
+
+        wanted = [
+            jax.tree.map(_abstract if kind is SAME else of_old_workers, tree)
+            for kind, tree in zip(KINDS, fresh, strict=True)
+        ]
+        saved = self._read(State(*wanted))
+        return saved._replace(sparsifier=jax.tree.map(self._share_out, saved.sparsifier), carry=fresh.carry)
+
+    def close(self) -> None:
+        """Waits for what is still being written."""
+        self._manager.close()
+
+    def _check(self) -> int:
+        """The number of workers that the last checkpoint was made by."""
+        args = ocp.args.Composite(about=ocp.args.JsonRestore())
+        about = self._manager.restore(self.last(), args=args)["about"]
+        count = about.pop("workers")
+        for name in sorted(about.keys() | self._about.keys()):
+            saved, wanted = about.get(name), self._about.get(name)
+            if saved != wanted:
+                raise ValueError(
+                    f"the checkpoint in {self._folder} was made with {name}={saved}, but this run has {name}={wanted}: "
+                    "resume with what it was made with, or give another --out"
+                )
+        return count
+
+    def _read(self, wanted: State) -> State:
+        """The arrays of the last checkpoint, of the shapes and where they are wanted."""
+        names = _named(wanted)
+        saved = self._manager.item_metadata(self.last())["state"]
+        for name in sorted(names.keys() | saved.keys()):
+            shapes = [tree[name].shape if name in tree else None for tree in (saved, names)]
+            if shapes[0] != shapes[1]:
+                raise ValueError(
+                    f"the checkpoint in {self._folder} has {name} of shape {shapes[0]}, but this run of {shapes[1]}: "
+                    "it is another model's; give another --out"
+                )
+        state = self._manager.restore(self.last(), args=ocp.args.Composite(state=ocp.args.StandardRestore(names)))
+        return jax.tree.unflatten(jax.tree.structure(wanted), [state["state"][name] for name in names])
+
+    def _share_out(self, leaf: jax.Array) -> jax.Array:
+        """The mean of the old workers' rows for each of the present ones."""
+        rows = np.asarray(leaf.addressable_data(0))
+        mean = rows.mean(axis=0).astype(rows.dtype)
+        return self._workers.spread(np.stack([mean] * len(self._workers.local)))
+
+
+def _named(state: State) -> dict[str, Any]:
+    """The leaves in order, each under its path: no container's class is part of a checkpoint."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]}
+
+
+def _abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)

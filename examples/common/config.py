@@ -1,0 +1,92 @@
+"""What a run depends on, each option with its default, its meaning and what it may be."""
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import zen_jax as zen
+
+
+def option(default: Any, meaning: str, **checks: Any) -> Any:
+    """A field of a configuration that the command line can set; `least=` bounds integers."""
+    return dataclasses.field(default=default, metadata={"meaning": meaning, **checks})
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The options that every example has."""
+
+    data: Path | None = option(None, "where the data lies")
+    sync: tuple[str, ...] = option(
+        ("zen", "dense_ordered", "dense"),
+        f"schemes to train with, comma-separated, of {', '.join(zen.schemes.names())}",
+    )
+    workers: int = option(8, "emulated workers, where there is one device", least=1)
+    batch: int = option(8, "examples per worker and step", least=1)
+    steps: int = option(200, "training steps", least=1)
+    learning_rate: float = option(0.1, "learning rate")
+    seed: int = option(0, "seed of the weights and of whatever is drawn", least=0)
+    out: Path = option(Path("runs"), "where results and checkpoints go")
+    checkpoint_every: int = option(0, "steps between checkpoints, 0 for none", least=0)
+    resume: bool = option(False, "go on from the last checkpoint in --out, where there is one")
+
+
+RESUMABLE = ("data", "sync", "workers", "steps", "out", "checkpoint_every", "resume")
+"""What may differ when a checkpoint is resumed."""
+
+
+def add_options(parser: argparse.ArgumentParser, config: type[Config]) -> None:
+    """Adds an option for each field of a configuration."""
+    for field in dataclasses.fields(config):
+        name, meaning = "--" + field.name.replace("_", "-"), field.metadata["meaning"]
+        if field.type is bool:
+            parser.add_argument(name, action="store_true", help=meaning)
+            continue
+        shown = ",".join(field.default) if isinstance(field.default, tuple) else field.default
+        help_text = meaning if field.default is None else f"{meaning} (default: {shown})"
+        # The number of workers has no default of its own: devices decide, where there are several.
+        default = None if field.name == "workers" else field.default
+        parse, metavar = _reader(field)
+        parser.add_argument(name, type=parse, default=default, metavar=metavar, help=help_text)
+
+
+def at_least(least: int):
+    """A reader of integers for argparse."""
+
+    def parse(word: str) -> int:
+        if not word.isdecimal() or int(word) < least:
+            raise argparse.ArgumentTypeError(f"{word!r} must be an integer of at least {least}")
+        return int(word)
+
+    return parse
+
+
+def _reader(field: dataclasses.Field) -> tuple[Any, str]:
+    if field.type is int:
+        return at_least(field.metadata["least"]), "N"
+    if field.type is float:
+        return _positive, "X"
+    if field.type == tuple[str, ...]:
+        return _schemes, "NAMES"
+    return Path, "PATH"
+
+
+def _positive(word: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{word!r} must be a positive number")
+    return value
+
+
+def _schemes(word: str) -> tuple[str, ...]:
+    names = tuple(word.split(","))
+    for name in names:
+        if name not in zen.schemes.names():
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(zen.schemes.names())}")
+    if len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"{word!r} names a scheme twice")
+    return names

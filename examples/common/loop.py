@@ -1,0 +1,99 @@
+"""Training with one synchronisation scheme, from the same start and on the same batches as any other."""
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from jax import lax
+
+import zen_jax as zen
+from examples.common.config import Config
+from examples.common.task import PyTree, Task
+from examples.common.workers import AXIS, EACH, SAME, Workers
+
+
+class State(NamedTuple):
+    """All that a step changes, and a checkpoint holds."""
+
+    params: PyTree
+    optimizer: PyTree
+    sparsifier: PyTree
+    carry: PyTree
+
+
+KINDS = State(SAME, SAME, EACH, EACH)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What one step did."""
+
+    loss: float
+    seconds: float
+    info: dict[str, float]  # the fields of zen.Info
+
+
+@dataclasses.dataclass
+class Run:
+    """One training run: its steps so far and, at the end, the figure on the data held out."""
+
+    scheme: str
+    steps: list[Step] = dataclasses.field(default_factory=list)
+    figure: float | None = None
+
+
+def initial_state(task: Task, scheme: str, workers: Workers) -> State:
+    """The state before the first step."""
+
+    def each(tree: PyTree) -> PyTree:
+        return workers.spread(jax.tree.map(lambda x: np.stack([x] * len(workers.local)), jax.device_get(tree)))
+
+    return State(
+        workers.share(task.params),
+        workers.share(_synchronized(task, scheme).init(task.params)),
+        each(task.sparsifier.init(task.params)),
+        each(task.carry),
+    )
+
+
+def train(task: Task, config: Config, workers: Workers, run: Run, state: State) -> Iterator[tuple[Step, State]]:
+    """Goes on from `run` and `state` up to `config.steps` steps; yields each step and the state behind it.
+
+    A state that was yielded is donated to the step after it.
+    """
+    step_fun = workers.run(
+        _worker_step(task, config.seed, run.scheme), inputs=(KINDS, EACH, SAME), outputs=(KINDS, SAME, SAME)
+    )
+    step_fun = jax.jit(step_fun, donate_argnums=0)
+    for number in range(len(run.steps), config.steps):
+        start = time.perf_counter()
+        with jax.profiler.StepTraceAnnotation("train", step_num=number):
+            batch = workers.spread(task.batch(number, workers.local))
+            state, loss, info = step_fun(state, batch, np.int32(number))
+            info = {name: float(value) for name, value in jax.device_get(info)._asdict().items()}
+            run.steps.append(Step(float(loss), time.perf_counter() - start, info))
+        yield run.steps[-1], state
+
+
+def _synchronized(task: Task, scheme: str) -> optax.GradientTransformation:
+    return optax.chain(zen.synchronize(AXIS, scheme=scheme, **task.synchronize), task.optimizer)
+
+
+def _worker_step(task: Task, seed: int, scheme: str) -> Any:
+    """What each worker does in a step: its own batch, one loss, one synchronised update."""
+    optimizer = _synchronized(task, scheme)
+
+    def step_fun(state: State, batch: PyTree, number: jax.Array) -> tuple[State, jax.Array, zen.Info]:
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), number), lax.axis_index(AXIS))
+        (loss, carry), grads = jax.value_and_grad(task.loss, has_aux=True)(state.params, state.carry, batch, key)
+        grads, sparsifier_state = task.sparsifier.update(grads, state.sparsifier, state.params)
+        updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
+        info = zen.total(list(optax.tree.get(optimizer_state, "info").values()))
+        params = optax.apply_updates(state.params, updates)
+        return State(params, optimizer_state, sparsifier_state, carry), lax.pmean(loss, AXIS), info
+
+    return step_fun

@@ -1,0 +1,35 @@
+"""metrics.jsonl: a line for each step of a run, written as it ends."""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from examples.common.loop import State, Step
+
+
+def read(path: Path, steps: int) -> list[Step]:
+    """The first `steps` steps of a run that went before."""
+    with path.open() as lines:
+        rows = [json.loads(line) for line, _ in zip(lines, range(steps), strict=False)]
+    if len(rows) < steps:
+        raise ValueError(f"{path} has {len(rows)} steps, but the checkpoint beside it has {steps}: give another --out")
+    return [Step(**{field.name: row[field.name] for field in dataclasses.fields(Step)}) for row in rows]
+
+
+def record(path: Path, before: list[Step], steps: Iterable[tuple[Step, State]]) -> Iterator[tuple[Step, State]]:
+    """Passes `steps` on and writes each, behind those `before`."""
+    # Whoever stops this run at any time loses no line of those before.
+    kept = path.with_suffix(".kept")
+    kept.write_text("".join(itertools.starmap(_line, enumerate(before))))
+    kept.replace(path)
+    with path.open("a") as lines:
+        for number, (step, state) in enumerate(steps, len(before)):
+            lines.write(_line(number, step))
+            lines.flush()
+            yield step, state
+
+
+def _line(number: int, step: Step) -> str:
+    return json.dumps({"step": number, **dataclasses.asdict(step)}) + "\n"

@@ -1,0 +1,62 @@
+"""The language model as a task: text, model and loss."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from examples.common.task import Task
+from examples.lm import text
+from examples.lm.config import Config
+from examples.lm.model import Carry, LanguageModel, full_softmax_loss, initial_carry, sampled_softmax_loss
+
+
+def language_modelling(config: Config) -> Task:
+    """Reads the text and makes the model; a DataError says what is wrong with the text."""
+    corpus = text.load_corpus(config.data, config.vocab)
+    vocab = len(corpus.words)
+    streams = text.streams(corpus.train, config.workers * config.batch, config.unroll)
+    streams = streams.reshape(config.workers, config.batch, -1)
+    graph, params = nnx.split(LanguageModel(vocab, config.dim, config.hidden, rngs=nnx.Rngs(config.seed)))
+
+    def batch(step: int, workers: Sequence[int]) -> np.ndarray:
+        return text.window(streams[workers], step, config.unroll)
+
+    def loss(params: nnx.State, carry: Carry, words: jax.Array, key: jax.Array) -> tuple[jax.Array, Carry]:
+        model = nnx.merge(graph, params)
+        carry, features = model(words[:, :-1], carry)
+        table = model.output_embedding.embedding[...]
+        return sampled_softmax_loss(table, features, words[:, 1:], key, config.negatives), carry
+
+    return Task(
+        lines=(
+            f"text     {corpus.source}: {len(corpus.train):,} words, {vocab:,} different",
+            f"model    {2 * vocab * config.dim / 1e6:.2f}M parameters in two embedding tables, LSTM of {config.hidden}",
+        ),
+        items="words",
+        items_per_step=config.workers * config.batch * config.unroll,
+        params=params,
+        carry=initial_carry(config.batch, config.hidden),
+        batch=batch,
+        loss=loss,
+        optimizer=optax.adagrad(config.learning_rate),
+        metric="perplexity",
+        validate=_perplexity(graph, corpus.valid, config.hidden),
+    )
+
+
+def _perplexity(graph: nnx.GraphDef, tokens: np.ndarray, hidden: int) -> Callable[[nnx.State], float | None]:
+    """Full-softmax perplexity on slices spread over the validation text."""
+    streams, length = 20, min(101, len(tokens) // 20)
+    words = tokens[: len(tokens) // streams * streams].reshape(streams, -1)[:, :length]
+
+    @jax.jit
+    def loss_fun(params: nnx.State, words: np.ndarray) -> jax.Array:
+        model = nnx.merge(graph, params)
+        _, features = model(words[:, :-1], initial_carry(streams, hidden))
+        return full_softmax_loss(model.output_embedding.embedding[...], features, words[:, 1:])
+
+    return lambda params: float(jnp.exp(loss_fun(params, words))) if length > 1 else None
