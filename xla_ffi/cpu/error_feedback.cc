@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/common/hash.h"
+#include "cuda/common/sent.h"
 #include "xla_ffi/cpu/memory.h"
 #include "xla_ffi/cpu/selection.h"
 #include "xla_ffi/cpu/split.h"
@@ -44,24 +45,10 @@ bool is_finite(T x) {
   return (bits_of(x) & (kTopKey<BitsOf<T>> - 1)) < kInfinity<T>;
 }
 
-// What of a total is sent; the rest of it stays. Never infinite where the total is finite, and never subnormal.
 inline float sent_part(float total, float) { return total; }
 inline double sent_part(double total, double) { return total; }
-
-inline float sent_part(float total, BFloat16) {
-  constexpr float kMax = 0x1.fep127f;
-  BFloat16 rounded;
-  round_to(is_finite(total) ? std::clamp(total, -kMax, kMax) : total, &rounded);
-  return widen(rounded);
-}
-
-inline float sent_part(float total, Float16) {
-  constexpr float kMax = 65504, kLeast = 0x1p-14f;
-  if (!is_finite(total)) return total;
-  const uint32_t bits = bits_of_float(std::clamp(total, -kMax, kMax));
-  const float rounded = float_of_bits((bits + 0xfff + (bits >> 13 & 1)) & ~uint32_t{0x1fff});
-  return std::abs(rounded) < kLeast ? std::copysign(0.0f, rounded) : rounded;
-}
+inline float sent_part(float total, Float16) { return sent_part_of_float16(total); }
+inline float sent_part(float total, BFloat16) { return sent_part_of_bfloat16(total); }
 
 // One leaf of one worker.
 template <typename Update>

@@ -22,15 +22,6 @@ struct FeedbackArrays {
   T* new_velocity;
 };
 
-// How many elements to send at least and at most, and the ranks in the sample of the keys below and above which the
-// threshold is not looked for at first.
-struct LargestBounds {
-  int32_t least;
-  int32_t most;
-  int32_t below;
-  int32_t above;
-};
-
 // Sends the largest magnitudes. The sample is `chunks` chunks of kSampleChunk elements; 0 for none.
 template <typename Update>
 void send_largest(const FeedbackProblem& problem, const FeedbackArrays<Update>& arrays, const LargestBounds* bounds,
