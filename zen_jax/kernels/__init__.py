@@ -1,4 +1,4 @@
-"""The kernels: each a typed function with CUDA, CPU and pure-JAX lowerings, error feedback with the last two.
+"""The kernels: each a typed function with CUDA, CPU and pure-JAX lowerings, but `send_drawn` and `send_reaching`: no CUDA.
 
 They agree bit for bit, but for sums of subnormals, which XLA flushes to zero where pure JAX runs on a CPU.
 """
