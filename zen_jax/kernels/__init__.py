@@ -1,4 +1,4 @@
-"""The kernels: each a typed function with CUDA, CPU and pure-JAX lowerings, but `send_drawn` and `send_reaching`: no CUDA.
+"""The kernels: each a typed function with CUDA, CPU and pure-JAX lowerings; `send_drawn` and `send_reaching` lack CUDA.
 
 They agree bit for bit, but for sums of subnormals, which XLA flushes to zero where pure JAX runs on a CPU.
 """
