@@ -174,14 +174,21 @@ State random_state(int64_t size, uint64_t seed) {
 void test_size(int64_t batch, int64_t size, int64_t chunks) {
   const FeedbackProblem p = {batch, size};
   const State ordinary = random_state(batch * size, size);
-  State tied = ordinary, misleading = ordinary, special = ordinary;
+  State tied = ordinary, hidden = ordinary, shown = ordinary, special = ordinary;
   for (float& x : tied.update) x = std::round(2 * x);
   std::fill(tied.residual.begin(), tied.residual.end(), 0.0f);
-  for (int64_t i = 0; i < batch * size; ++i) misleading.update[i] = i % size < size / 20 ? 100.0f + i % 977 : 0.0f;
+  // The large elements lie where the sample takes too few of them, or nothing but them.
+  for (int64_t i = 0; i < batch * size; ++i) hidden.update[i] = i % size < size / 20 ? 100.0f + i % 977 : 0.0f;
+  for (int64_t i = 0; i < batch * chunks * kSampleChunk; ++i) {
+    const int64_t chunk = i / kSampleChunk % chunks, stretch = size / chunks, item = i / (chunks * kSampleChunk);
+    const uint32_t places = static_cast<uint32_t>(stretch - kSampleChunk + 1);
+    const int64_t begin = chunk * stretch + reduce_to_range(murmur3(static_cast<uint32_t>(chunk), 0), places);
+    shown.update[item * size + begin + i % kSampleChunk] += 1000.0f;
+  }
   for (int64_t i = 0; i < batch * size; i += 13) special.update[i] = i % 2 ? INFINITY : -INFINITY;
   for (int64_t i = 0; i < batch * size; i += 29) special.residual[i] = special.update[i] = -0.0f;
   const std::pair<std::string, const State*> states[] = {
-      {"ordinary", &ordinary}, {"tied", &tied}, {"misleading", &misleading}, {"special", &special}};
+      {"ordinary", &ordinary}, {"tied", &tied}, {"hidden", &hidden}, {"shown", &shown}, {"special", &special}};
   for (const auto& [name, state] : states) {
     for (int64_t k : {int64_t{1}, ceil_div(size, 100), ceil_div(size, 5), size}) {
       for (bool moves : {false, true}) test_exact(p, *state, k, chunks, moves, name);
