@@ -38,7 +38,6 @@ GROUP_TIMEOUT = 1800  # seconds after which a group of processes is taken to han
 PORT = 7700
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_ARENA_MAX": "1"}
 """For glibc's malloc, what examples/common/memory.py sets from inside; for peers too."""
-CASE_OPTIONS = ("scheme", "unit", "capacity", "push_format", "pull_format")
 ABLATION = {
     "sparse_ps, elements": {"scheme": "sparse_ps", "unit": 1},
     "zen, elements, COO pull": {"scheme": "zen", "unit": 1, "push_format": "coo", "pull_format": "coo"},
@@ -72,7 +71,7 @@ def make_problem(
         fitting = [each for each in known if all(getattr(each, key) == value for key, value in fixed.items())]
         if fitting:
             best = min(fitting, key=lambda each: each.seconds(cluster, n))
-            cases[name] = {key: getattr(best, key) for key in CASE_OPTIONS}
+            cases[name] = best.options
         else:
             print(f"{name} is left out: it cannot run on this gradient", file=sys.stderr)
     touched = np.stack([workload.touched(n, PLAN_STEPS + step) for step in range(steps)])

@@ -1,0 +1,111 @@
+"""Trains the examples on emulated hosts with rate-limited links, and compares the schemes by their training throughput.
+
+    python -m benchmarks.training --data path/to/data --examples lm deepfm --hosts 4 8 --json build/training.json
+
+As in figures 11 and 13 of ZEN's paper, links are so fast that a dense all-reduce spends most of a step, and not all of
+it, in communication: the rate is worked out from a run with unlimited links. Needs root on Linux; emulated hosts share
+this machine's cores, as real ones do not, so that what a scheme computes weighs more here.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import measure
+from benchmarks.emulated_hosts import Host, HostsError, emulated_hosts, set_rate
+from benchmarks.network import PORT, NetworkError, run_group
+
+DATA = {
+    "lm": "gutenberg_lm",
+    "deepfm": "nycflights_ctr",
+    "nmt": "tatoeba_fra_eng",
+    "transformer": "gutenberg_lm",
+    "text_classification": "goemotions",
+}
+"""The examples, and the data set of each."""
+
+SCHEMES = ("dense", "zen", "agsparse", "sparcml", "omnireduce")
+
+
+def train(example: str, data: Path, hosts: Sequence[Host], schemes: Sequence[str], steps: int) -> dict[str, Any]:
+    """The summaries of an example's runs, one worker a host, by scheme."""
+    with tempfile.TemporaryDirectory() as out:
+        command = [sys.executable, "-m", f"examples.{example}.main", "--data", str(data / DATA[example]), "--out", out]
+        command += ["--sync", ",".join(schemes), "--steps", str(steps), "--num-processes", str(len(hosts))]
+        command += ["--coordinator", f"{hosts[0].address}:{PORT}", "--process-id"]
+        run_group([host.command([*command, str(rank)]) for rank, host in enumerate(hosts)])
+        rows = json.loads((Path(out) / "summary.json").read_text())["runs"]
+    return {row["sync"]: row for row in rows}
+
+
+def compare(example: str, n: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each scheme."""
+    with emulated_hosts(n) as hosts:
+        unlimited = train(example, options.data, hosts, ["dense"], options.steps)["dense"]
+        # What dense sends in a step takes `dense_share` of it at this rate.
+        sending = unlimited["step_seconds"] * options.dense_share / (1 - options.dense_share)
+        rate = f"{max(1, round(8e-6 * unlimited['bytes_per_step'] / sending))}mbit"
+        set_rate(hosts, rate)
+        runs = train(example, options.data, hosts, options.schemes, options.steps)
+    dense = runs["dense"]["step_seconds"]
+    return [
+        {
+            "example": example,
+            "n": n,
+            "rate": rate,
+            "scheme": scheme,
+            "s/step": round(run["step_seconds"], 4),
+            f"{run['items']}/s": round(run["items_per_second"]),
+            "over dense": round(dense / run["step_seconds"], 2),
+            "MB/step": round(run["bytes_per_step"] / 1e6, 3),
+            "in communication": round(1 - unlimited["step_seconds"] / dense, 2) if scheme == "dense" else "",
+        }
+        for scheme, run in runs.items()
+    ]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder that holds the data sets' folders")
+    parser.add_argument("--examples", nargs="+", choices=DATA, default=list(DATA))
+    parser.add_argument("--hosts", type=int, nargs="+", default=[4, 8], help="numbers of hosts, one worker each")
+    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--dense-share", type=float, default=0.67, help="of a dense step that is communication")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if not 0 < options.dense_share < 1:
+        parser.error(f"--dense-share {options.dense_share} must lie between 0 and 1")
+    if "dense" not in options.schemes or min(options.hosts) < 2:
+        parser.error("--schemes must name dense, and --hosts be at least 2")
+    return options
+
+
+def main() -> None:
+    options = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that emulated hosts are removed
+    with tempfile.TemporaryDirectory() as cache:
+        # All processes run the same program: the second time, and all but one of them, need not compile it.
+        os.environ |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # every program from the cache is warned of
+        rows: list[dict[str, Any]] = []
+        for example in options.examples:
+            for n in options.hosts:
+                rows += compare(example, n, options)
+                print(measure.table(rows[-len(options.schemes) :]), flush=True)
+    measure.write_json(options.json, {"environment": measure.environment(), "rows": rows})
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (HostsError, NetworkError, ValueError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
