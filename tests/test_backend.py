@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import zen_jax as zen
+from zen_jax import _native
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT = 300
@@ -110,6 +113,18 @@ def test_every_instruction_set(isa):
     used, checked = child("kernels_child.py", ZEN_JAX_CPU_ISA=isa).split()
     assert used == min(isa, best, key=order.index)
     assert int(checked) == 84
+
+
+@needs_native
+def test_what_a_library_lacks_runs_in_pure_jax(monkeypatch):
+    """Not every platform has a custom call for every kernel."""
+    library, targets, reason = _native._load("cpu")
+    loaded = {"cpu": (library, targets - {"zen_send_reaching"}, reason), "cuda": (None, frozenset(), "left out")}
+    monkeypatch.setattr("zen_jax._native._load", loaded.get)
+    send = jax.jit(lambda x: (zen.kernels.send_reaching(x, x, 1.0), zen.kernels.partition(x, 2, 5)))
+    text = send.lower(jnp.ones(5)).as_text()
+    assert "zen_partition" in text
+    assert "zen_send_reaching" not in text
 
 
 def test_numpy_operands(monkeypatch):
