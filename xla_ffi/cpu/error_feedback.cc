@@ -83,7 +83,6 @@ void send_largest(const FeedbackProblem& problem, const FeedbackArrays<Update>& 
 template <typename Update>
 void send_drawn(const FeedbackProblem& problem, const FeedbackArrays<Update>& arrays, const uint32_t* step, int64_t k,
                 const Context& context) {
-  using T = Accumulator<Update>;
   const double share = static_cast<double>(k) / problem.size, keys = kTopKey<uint32_t>;
   const double center = keys * (1 - share), spread = kDrawnSpread * keys * std::sqrt(share / problem.size);
   const auto probes = Probes<uint32_t>::spanning(static_cast<uint32_t>(std::max(center - spread, 0.0)),
