@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import zen_jax as zen
+from zen_jax import _native
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT = 300
@@ -112,9 +115,21 @@ def test_every_instruction_set(isa):
     assert int(checked) == 84
 
 
+@needs_native
+def test_what_a_library_lacks_runs_in_pure_jax(monkeypatch):
+    """Not every platform has a custom call for every kernel."""
+    library, targets, reason = _native._load("cpu")
+    loaded = {"cpu": (library, targets - {"zen_send_reaching"}, reason), "cuda": (None, frozenset(), "left out")}
+    monkeypatch.setattr("zen_jax._native._load", loaded.get)
+    send = jax.jit(lambda x: (zen.kernels.send_reaching(x, x, 1.0), zen.kernels.partition(x, 2, 5)))
+    text = send.lower(jnp.ones(5)).as_text()
+    assert "zen_partition" in text
+    assert "zen_send_reaching" not in text
+
+
 def test_numpy_operands(monkeypatch):
     """Arrays that are not JAX's are taken by either lowering."""
-    monkeypatch.setattr("zen_jax._native.library", lambda platform: None)
+    monkeypatch.setattr("zen_jax._native.library", lambda *_: None)
     positions, values = np.array([[0, 2], [2, 0]], np.int32), np.array([[1, 2], [3, 0]], np.float32)
     shard = zen.kernels.aggregate(positions, values, np.array([2, 1], np.int32), 4)
     assert shard.tolist() == [1.0, 0.0, 5.0, 0.0]

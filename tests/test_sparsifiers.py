@@ -16,7 +16,7 @@ from cases import FLOATS, assert_same_bits
 from jax.sharding import AxisType, PartitionSpec
 
 import zen_jax as zen
-from zen_jax.transforms import selection
+from zen_jax import selection
 
 SPARSIFIERS = {
     "dgc": zen.dgc(0.1),

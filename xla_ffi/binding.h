@@ -9,6 +9,7 @@
 #include "cuda/hash_bitmap_decode.h"
 #include "cuda/hash_bitmap_encode.h"
 #include "cuda/partition.h"
+#include "cuda/send_largest.h"
 #else
 #include "xla_ffi/cpu/isa.h"
 #endif
@@ -34,6 +35,7 @@ void define_module(Module& m) {
   m.def("partition_scratch_bytes", &cuda::partition_scratch_bytes, "Bytes for (units, width, itemsize, n, capacity).");
   m.def("aggregate_scratch_bytes", &cuda::aggregate_scratch_bytes, "Bytes for (size, width, itemsize, n, capacity).");
   m.def("encode_scratch_bytes", &cuda::encode_scratch_bytes, "Bytes for (size, width, itemsize, capacity).");
+  m.def("send_largest_scratch_bytes", &cuda::send_largest_scratch_bytes, "Bytes for (size, itemsize, chunks).");
   m.def("decode_scratch_bytes", &cuda::decode_scratch_bytes, "Bytes for (units, width, itemsize, n, capacity).");
 #else
   m.def("isa", [] { return chosen_isa().name; }, "The instruction set in use: avx512, avx2 or scalar.");

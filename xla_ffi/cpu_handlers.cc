@@ -2,9 +2,11 @@
 #include <cstdint>
 #include <exception>
 #include <thread>
+#include <vector>
 
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/cpu/aggregate.h"
+#include "xla_ffi/cpu/error_feedback.h"
 #include "xla_ffi/cpu/hash_bitmap_decode.h"
 #include "xla_ffi/cpu/hash_bitmap_encode.h"
 #include "xla_ffi/cpu/hierarchical_hash.h"
@@ -125,6 +127,57 @@ ffi::Error hierarchical_hash_handler(ffi::ThreadPool pool, ffi::AnyBuffer indice
   });
 }
 
+template <typename Update>
+FeedbackArrays<Update> arrays_of(ffi::AnyBuffer update, ffi::AnyBuffer residual, Result sent, Result new_residual) {
+  using T = Accumulator<Update>;
+  return {data<const Update>(update), data<const T>(residual), nullptr, data<Update>(*sent), data<T>(*new_residual),
+          nullptr};
+}
+
+ffi::Error send_largest_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual,
+                                ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, Result sent,
+                                Result new_residual, Result new_velocity, int64_t rank, double momentum,
+                                int64_t chunks) {
+  const auto problem = check_send_largest(update, rank, residual, velocity, scale, bounds, chunks, *sent, *new_residual,
+                                          *new_velocity);
+  if (problem.has_error()) return problem.error();
+  return launch(pool, [&](const Context& context) {
+    with_float(update.element_type(), [&](auto element) {
+      using T = Accumulator<decltype(element)>;
+      auto arrays = arrays_of<decltype(element)>(update, residual, sent, new_residual);
+      if (velocity.element_count() > 0) {
+        arrays.velocity = data<const T>(velocity);
+        arrays.new_velocity = data<T>(*new_velocity);
+      }
+      send_largest(*problem, arrays, data<const LargestBounds>(bounds), data<const T>(scale), momentum, chunks,
+                   context);
+    });
+  });
+}
+
+ffi::Error send_drawn_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual, ffi::AnyBuffer step,
+                              Result sent, Result new_residual, int64_t rank, int64_t k) {
+  const auto problem = check_send_drawn(update, rank, residual, step, k, *sent, *new_residual);
+  if (problem.has_error()) return problem.error();
+  return launch(pool, [&](const Context& context) {
+    with_float(update.element_type(), [&](auto element) {
+      const auto arrays = arrays_of<decltype(element)>(update, residual, sent, new_residual);
+      send_drawn(*problem, arrays, data<const uint32_t>(step), k, context);
+    });
+  });
+}
+
+ffi::Error send_reaching_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual, Result sent,
+                                 Result new_residual, int64_t rank, uint64_t key) {
+  const auto problem = check_send_reaching(update, rank, residual, *sent, *new_residual);
+  if (problem.has_error()) return problem.error();
+  return launch(pool, [&](const Context& context) {
+    with_float(update.element_type(), [&](auto element) {
+      send_reaching(*problem, arrays_of<decltype(element)>(update, residual, sent, new_residual), key, context);
+    });
+  });
+}
+
 }  // namespace
 }  // namespace zen
 
@@ -174,3 +227,57 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHierarchicalHash, zen::hierarchical_hash_handle
                                   .Attr<int64_t>("r2")
                                   .Attr<int64_t>("k")
                                   .Attr<uint32_t>("seed"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendLargest, zen::send_largest_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()   // update
+                                  .Arg<xla::ffi::AnyBuffer>()   // residual
+                                  .Arg<xla::ffi::AnyBuffer>()   // velocity
+                                  .Arg<xla::ffi::AnyBuffer>()   // scale
+                                  .Arg<xla::ffi::AnyBuffer>()   // bounds
+                                  .Ret<xla::ffi::AnyBuffer>()   // sent
+                                  .Ret<xla::ffi::AnyBuffer>()   // new_residual
+                                  .Ret<xla::ffi::AnyBuffer>()   // new_velocity
+                                  .Attr<int64_t>("rank")
+                                  .Attr<double>("momentum")
+                                  .Attr<int64_t>("chunks"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendDrawn, zen::send_drawn_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()   // update
+                                  .Arg<xla::ffi::AnyBuffer>()   // residual
+                                  .Arg<xla::ffi::AnyBuffer>()   // step
+                                  .Ret<xla::ffi::AnyBuffer>()   // sent
+                                  .Ret<xla::ffi::AnyBuffer>()   // new_residual
+                                  .Attr<int64_t>("rank")
+                                  .Attr<int64_t>("k"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendReaching, zen::send_reaching_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()   // update
+                                  .Arg<xla::ffi::AnyBuffer>()   // residual
+                                  .Ret<xla::ffi::AnyBuffer>()   // sent
+                                  .Ret<xla::ffi::AnyBuffer>()   // new_residual
+                                  .Attr<int64_t>("rank")
+                                  .Attr<uint64_t>("key"));
+
+namespace zen {
+
+const std::vector<Registration>& registrations() {
+  static const auto* const table = new std::vector<Registration>{
+      {"zen_partition", ZenPartition},
+      {"zen_aggregate", ZenAggregate},
+      {"zen_hash_bitmap_encode", ZenHashBitmapEncode},
+      {"zen_hash_bitmap_decode", ZenHashBitmapDecode},
+      {"zen_hierarchical_hash", ZenHierarchicalHash},
+      {"zen_send_largest", ZenSendLargest},
+      {"zen_send_drawn", ZenSendDrawn},
+      {"zen_send_reaching", ZenSendReaching},
+  };
+  return *table;
+}
+
+}  // namespace zen

@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "cuda/aggregate.h"
 #include "cuda/hash_bitmap_decode.h"
 #include "cuda/hash_bitmap_encode.h"
 #include "cuda/hierarchical_hash.h"
 #include "cuda/partition.h"
+#include "cuda/send_largest.h"
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/registration.h"
 #include "xla_ffi/shapes.h"
@@ -101,6 +103,30 @@ ffi::Error hierarchical_hash_handler(cudaStream_t stream, ffi::AnyBuffer indices
                                         data<int32_t>(*counts), data<int32_t>(*overflow), stream));
 }
 
+ffi::Error send_largest_handler(cudaStream_t stream, ffi::AnyBuffer update, ffi::AnyBuffer residual,
+                                ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, Result sent,
+                                Result new_residual, Result new_velocity, Result scratch, int64_t rank, double momentum,
+                                int64_t chunks) {
+  const auto problem = check_send_largest(update, rank, residual, velocity, scale, bounds, chunks, *sent, *new_residual,
+                                          *new_velocity);
+  if (problem.has_error()) return problem.error();
+  const int64_t bytes =
+      cuda::send_largest_scratch_bytes(problem->size, ffi::ByteWidth(update.element_type()), chunks);
+  if (ffi::Error error = check_scratch("zen_send_largest", *scratch, problem->batch, bytes); error.failure()) {
+    return error;
+  }
+  const bool moves = velocity.element_count() > 0;
+  const cuda::SendLargestArrays arrays = {update.untyped_data(),
+                                          residual.untyped_data(),
+                                          moves ? velocity.untyped_data() : nullptr,
+                                          sent->untyped_data(),
+                                          new_residual->untyped_data(),
+                                          moves ? new_velocity->untyped_data() : nullptr};
+  return status("zen_send_largest",
+                cuda::send_largest(*problem, element(update), arrays, data<const LargestBounds>(bounds),
+                                   scale.untyped_data(), momentum, chunks, scratch->untyped_data(), stream));
+}
+
 }  // namespace
 }  // namespace zen
 
@@ -159,3 +185,36 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHierarchicalHash, zen::hierarchical_hash_handle
                                   .Attr<int64_t>("k")
                                   .Attr<uint32_t>("seed"),
                               {xla::ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendLargest, zen::send_largest_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // update
+                                  .Arg<xla::ffi::AnyBuffer>()  // residual
+                                  .Arg<xla::ffi::AnyBuffer>()  // velocity
+                                  .Arg<xla::ffi::AnyBuffer>()  // scale
+                                  .Arg<xla::ffi::AnyBuffer>()  // bounds
+                                  .Ret<xla::ffi::AnyBuffer>()  // sent
+                                  .Ret<xla::ffi::AnyBuffer>()  // new_residual
+                                  .Ret<xla::ffi::AnyBuffer>()  // new_velocity
+                                  .Ret<xla::ffi::AnyBuffer>()  // scratch
+                                  .Attr<int64_t>("rank")
+                                  .Attr<double>("momentum")
+                                  .Attr<int64_t>("chunks"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+
+namespace zen {
+
+const std::vector<Registration>& registrations() {
+  static const auto* const table = new std::vector<Registration>{
+      {"zen_partition", ZenPartition},
+      {"zen_aggregate", ZenAggregate},
+      {"zen_hash_bitmap_encode", ZenHashBitmapEncode},
+      {"zen_hash_bitmap_decode", ZenHashBitmapDecode},
+      {"zen_hierarchical_hash", ZenHierarchicalHash},
+      {"zen_send_largest", ZenSendLargest},
+  };
+  return *table;
+}
+
+}  // namespace zen

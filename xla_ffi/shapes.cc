@@ -1,7 +1,9 @@
 #include "xla_ffi/shapes.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
+#include <numeric>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -13,6 +15,7 @@ namespace {
 
 using Dims = std::vector<int64_t>;
 
+constexpr int64_t kMaxRank = 64;
 constexpr int64_t kMaxServers = 65535;
 constexpr int64_t kMaxPosition = std::numeric_limits<int32_t>::max();
 
@@ -22,6 +25,10 @@ std::string to_string(const Dims& dims) {
   for (size_t i = 0; i < dims.size(); ++i) out << (i ? ", " : "") << dims[i];
   out << "]";
   return out.str();
+}
+
+int64_t product(const Dims& dims) {
+  return std::accumulate(dims.begin(), dims.end(), int64_t{1}, std::multiplies<int64_t>());
 }
 
 Dims dims_of(ffi::AnyBuffer buffer) { return Dims(buffer.dimensions().begin(), buffer.dimensions().end()); }
@@ -37,11 +44,7 @@ class Checker {
 
   bool ok() const { return error_.success(); }
   const ffi::Error& error() const { return error_; }
-  int64_t batch() const {
-    int64_t product = 1;
-    for (int64_t dim : leading_) product *= dim;
-    return product;
-  }
+  int64_t batch() const { return product(leading_); }
 
   // The first buffer: its last `rank` dimensions are its own, those before them are everyone's.
   Dims first(const char* name, ffi::AnyBuffer buffer, size_t rank) {
@@ -105,6 +108,24 @@ class Checker {
   Dims leading_;
   ffi::Error error_;
 };
+
+// What every kind of error feedback has. Returns the dimensions of a gradient, which has `rank` of them.
+Dims check_feedback(Checker& check, ffi::AnyBuffer update, int64_t rank, ffi::AnyBuffer residual, ffi::AnyBuffer sent,
+                    ffi::AnyBuffer new_residual) {
+  check.in_range("rank", rank, 0, kMaxRank);
+  if (!check.ok()) return {};
+  const Dims dims = check.first("update", update, rank);
+  const ffi::DataType kept = update.element_type() == ffi::F64 ? ffi::F64 : ffi::F32;
+  check.float_dtype("update", update);
+  check.dtype("residual", residual, kept);
+  check.dtype("sent", sent, update.element_type());
+  check.dtype("new_residual", new_residual, kept);
+  check.in_range("size", product(dims), 0, kMaxPosition);
+  check.shape("residual", residual, dims);
+  check.shape("sent", sent, dims);
+  check.shape("new_residual", new_residual, dims);
+  return dims;
+}
 
 template <typename Problem>
 ffi::ErrorOr<Problem> result(const Checker& check, const Problem& problem) {
@@ -206,6 +227,43 @@ ffi::ErrorOr<HierarchicalHashProblem> check_hierarchical_hash(ffi::AnyBuffer ind
   check.shape("counts", counts, {n});
   check.shape("overflow", overflow, {});
   return result(check, HierarchicalHashProblem{check.batch(), in[0], n, r1, r2, k});
+}
+
+ffi::ErrorOr<FeedbackProblem> check_send_largest(ffi::AnyBuffer update, int64_t rank,
+                                                 ffi::AnyBuffer residual, ffi::AnyBuffer velocity, ffi::AnyBuffer scale,
+                                                 ffi::AnyBuffer bounds, int64_t chunks, ffi::AnyBuffer sent, ffi::AnyBuffer new_residual,
+                                                 ffi::AnyBuffer new_velocity) {
+  Checker check("zen_send_largest");
+  const Dims dims = check_feedback(check, update, rank, residual, sent, new_residual);
+  const int64_t size = product(dims);
+  check.dtype("velocity", velocity, residual.element_type());
+  check.dtype("new_velocity", new_velocity, residual.element_type());
+  check.dtype("scale", scale, residual.element_type());
+  check.dtype("bounds", bounds, ffi::S32);
+  const Dims moved = velocity.element_count() == 0 ? Dims{0} : dims;
+  check.in_range("chunks", chunks, 0, size / kSampleChunk);
+  check.shape("velocity", velocity, moved);
+  check.shape("new_velocity", new_velocity, moved);
+  check.shape("scale", scale, {});
+  check.shape("bounds", bounds, {4});
+  return result(check, FeedbackProblem{check.batch(), size});
+}
+
+ffi::ErrorOr<FeedbackProblem> check_send_drawn(ffi::AnyBuffer update, int64_t rank, ffi::AnyBuffer residual,
+                                               ffi::AnyBuffer step, int64_t k, ffi::AnyBuffer sent, ffi::AnyBuffer new_residual) {
+  Checker check("zen_send_drawn");
+  const int64_t size = product(check_feedback(check, update, rank, residual, sent, new_residual));
+  check.dtype("step", step, ffi::U32);
+  check.shape("step", step, {});
+  check.in_range("k", k, 1, size);
+  return result(check, FeedbackProblem{check.batch(), size});
+}
+
+ffi::ErrorOr<FeedbackProblem> check_send_reaching(ffi::AnyBuffer update, int64_t rank, ffi::AnyBuffer residual,
+                                                  ffi::AnyBuffer sent, ffi::AnyBuffer new_residual) {
+  Checker check("zen_send_reaching");
+  const int64_t size = product(check_feedback(check, update, rank, residual, sent, new_residual));
+  return result(check, FeedbackProblem{check.batch(), size});
 }
 
 ffi::Error check_scratch(const char* target, ffi::AnyBuffer scratch, int64_t batch, int64_t bytes) {

@@ -26,6 +26,18 @@ ffi::ErrorOr<HierarchicalHashProblem> check_hierarchical_hash(ffi::AnyBuffer ind
                                                               int64_t k, ffi::AnyBuffer memory, ffi::AnyBuffer counts,
                                                               ffi::AnyBuffer overflow);
 
+// Gradients have `rank` dimensions; those before are everyone's.
+ffi::ErrorOr<FeedbackProblem> check_send_largest(ffi::AnyBuffer update, int64_t rank,
+                                                 ffi::AnyBuffer residual, ffi::AnyBuffer velocity, ffi::AnyBuffer scale,
+                                                 ffi::AnyBuffer bounds, int64_t chunks, ffi::AnyBuffer sent, ffi::AnyBuffer new_residual,
+                                                 ffi::AnyBuffer new_velocity);
+
+ffi::ErrorOr<FeedbackProblem> check_send_drawn(ffi::AnyBuffer update, int64_t rank, ffi::AnyBuffer residual,
+                                               ffi::AnyBuffer step, int64_t k, ffi::AnyBuffer sent, ffi::AnyBuffer new_residual);
+
+ffi::ErrorOr<FeedbackProblem> check_send_reaching(ffi::AnyBuffer update, int64_t rank, ffi::AnyBuffer residual,
+                                                  ffi::AnyBuffer sent, ffi::AnyBuffer new_residual);
+
 // scratch is u8[*, S] with S at least `bytes`.
 ffi::Error check_scratch(const char* target, ffi::AnyBuffer scratch, int64_t batch, int64_t bytes);
 

@@ -16,29 +16,34 @@ _ISAS = ("avx512", "avx2", "scalar")
 
 
 @cache
-def _load(platform: str) -> tuple[ModuleType | None, str]:
-    """The platform's library with its custom calls registered, or None; and the reason."""
+def _load(platform: str) -> tuple[ModuleType | None, frozenset[str], str]:
+    """The platform's library or None, the custom calls registered from it, and the reason."""
     choice = os.environ.get(_SWITCH, "native")
     check_choice(_SWITCH, choice, ("native", "xla"))
     check_choice(_ISA, os.environ.get(_ISA, _ISAS[0]), _ISAS)
     if choice == "xla":
-        return None, f"{_SWITCH}=xla turns custom calls off"
+        return None, frozenset(), f"{_SWITCH}=xla turns custom calls off"
     module, ffi_platform = _PLATFORMS[platform]
     try:
         library = importlib.import_module(f"zen_jax.{module}")
     except ModuleNotFoundError:
         compiler = "nvcc" if platform == "cuda" else "C++ compiler"
-        return None, f"zen_jax.{module} was not built: no {compiler} at installation"
+        return None, frozenset(), f"zen_jax.{module} was not built: no {compiler} at installation"
     except ImportError as error:
-        return None, f"zen_jax.{module} does not load: {error}"
-    for target, capsule in library.registrations().items():
+        return None, frozenset(), f"zen_jax.{module} does not load: {error}"
+    targets = library.registrations()
+    for target, capsule in targets.items():
         jax.ffi.register_ffi_target(target, capsule, platform=ffi_platform)
-    return library, "custom calls registered"
+    return library, frozenset(targets), "custom calls registered"
 
 
-def library(platform: str) -> ModuleType | None:
-    """The native library of "cpu" or "cuda" with its custom calls registered; None where pure JAX serves."""
-    return _load(platform)[0]
+def library(platform: str, target: str | None = None) -> ModuleType | None:
+    """The native library of "cpu" or "cuda" with its custom calls registered; None where pure JAX serves.
+
+    With a target: None, too, where that one has no custom call on this platform.
+    """
+    module, targets, _ = _load(platform)
+    return module if target is None or target in targets else None
 
 
 def backend_info() -> dict[str, str]:
@@ -53,7 +58,7 @@ def backend_info() -> dict[str, str]:
     """
     info = {}
     for platform in _PLATFORMS:
-        module, reason = _load(platform)
+        module, _, reason = _load(platform)
         if module is None:
             info[platform] = f"pure JAX ({reason})"
         else:

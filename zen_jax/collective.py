@@ -99,7 +99,7 @@ def all_reduce(
         run = run if intra_axis is None else hierarchical(run, intra_axis)
         request = registry.Request(op, capacities, hash, seed, push_format, pull_format)
         reduced, info = run(x.reshape(-1, width), axis_name, request)
-    # Fused with what a scheme does last, an optimizer would round differently from scheme to scheme.
+    # Fused with what a scheme does last, an optimizer could round differently from scheme to scheme.
     reduced = lax.optimization_barrier(reduced.reshape(x.shape))
     return (reduced, info) if return_info else reduced
 

@@ -43,7 +43,16 @@ def murmur3(key: ArrayLike, seed: int) -> Array:
     k = _uint32(key) * np.uint32(0xCC9E2D51)
     k = _rotate_left(k, 15) * np.uint32(0x1B873593)
     h = _rotate_left(k ^ np.uint32(seed), 13) * np.uint32(5) + np.uint32(0xE6546B64)
-    h = h ^ np.uint32(4)
+    return murmur3_finish(h ^ np.uint32(4))
+
+
+def murmur3_finish(h: Array) -> Array:
+    """The end of MurmurHash3: a bijection of uint32 in which every bit of h counts for every bit of the result.
+
+    >>> import numpy as np
+    >>> [hex(h) for h in murmur3_finish(np.array([0, 1], np.uint32))]
+    ['0x0', '0x514e28b7']
+    """
     h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return h ^ (h >> np.uint32(16))

@@ -14,6 +14,16 @@
 
 namespace zen {
 
+// The end of MurmurHash3: a bijection in which every bit of h counts for every bit of the result.
+ZEN_HOST_DEVICE uint32_t murmur3_finish(uint32_t h) {
+  h ^= h >> 16;
+  h *= 0x85ebca6bu;
+  h ^= h >> 13;
+  h *= 0xc2b2ae35u;
+  h ^= h >> 16;
+  return h;
+}
+
 // MurmurHash3_x86_32 of the four bytes of `key`.
 ZEN_HOST_DEVICE uint32_t murmur3(uint32_t key, uint32_t seed) {
   uint32_t k = key * 0xcc9e2d51u;
@@ -22,13 +32,7 @@ ZEN_HOST_DEVICE uint32_t murmur3(uint32_t key, uint32_t seed) {
   uint32_t h = seed ^ k;
   h = (h << 13) | (h >> 19);
   h = h * 5u + 0xe6546b64u;
-  h ^= 4u;
-  h ^= h >> 16;
-  h *= 0x85ebca6bu;
-  h ^= h >> 13;
-  h *= 0xc2b2ae35u;
-  h ^= h >> 16;
-  return h;
+  return murmur3_finish(h ^ 4u);
 }
 
 // Maps a 32-bit hash to [0, range) by the high half of a product: uniform, and no division.

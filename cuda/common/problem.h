@@ -48,4 +48,21 @@ struct HierarchicalHashProblem {
   int64_t k;
 };
 
+// Elements of each chunk that a selection samples.
+constexpr int64_t kSampleChunk = 64;
+
+struct FeedbackProblem {
+  int64_t batch;
+  int64_t size;  // elements of the gradient
+};
+
+// How many elements to send at least and at most, and the ranks in the sample of the keys below and above which the
+// threshold is not looked for at first.
+struct LargestBounds {
+  int32_t least;
+  int32_t most;
+  int32_t below;
+  int32_t above;
+};
+
 }  // namespace zen

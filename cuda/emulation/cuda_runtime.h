@@ -79,6 +79,7 @@ inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 
 inline void __syncthreads() { zen::emulation::block_barrier(); }
+inline void __threadfence() {}
 inline void __syncwarp() { zen::emulation::exchange(0); }
 inline int zen_emulated_lane() { return static_cast<int>(threadIdx.x % 32); }
 inline uint32_t __shfl_sync(uint32_t, uint32_t value, int lane) { return zen::emulation::exchange(value)[lane % 32]; }

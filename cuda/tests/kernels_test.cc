@@ -10,6 +10,7 @@
 #include "cuda/hash_bitmap_decode.h"
 #include "cuda/hash_bitmap_encode.h"
 #include "cuda/partition.h"
+#include "cuda/tests/feedback_cases.h"
 #include "cuda/tests/harness.h"
 #include "cuda/tests/sum_and_hash_cases.h"
 
@@ -271,6 +272,7 @@ int main(int argc, char** argv) {
     zen::cuda::random_cases<uint32_t>();
     zen::cuda::random_cases<uint64_t>();
     zen::cuda::random_sums();
+    zen::cuda::random_feedback();
   }
   std::printf("passed %d rounds\n", rounds);
 }

@@ -71,7 +71,8 @@ def train(task: Task, config: Config, workers: Workers, run: Run, state: State) 
     step_fun = workers.run(
         _worker_step(task, config.seed, run.scheme), inputs=(KINDS, EACH, SAME), outputs=(KINDS, SAME, SAME)
     )
-    step_fun = jax.jit(step_fun, donate_argnums=0, compiler_options=_KEEP_BARRIERS)
+    options = _KEEP_BARRIERS if jax.default_backend() == "cpu" else None
+    step_fun = jax.jit(step_fun, donate_argnums=0, compiler_options=options)
     for number in range(len(run.steps), config.steps):
         start = time.perf_counter()
         with jax.profiler.StepTraceAnnotation("train", step_num=number):

@@ -1,5 +1,6 @@
 """Every CUDA kernel against the pure-JAX lowering on the CPU: dtypes, rows, batches, overflow, replays."""
 
+import functools
 import importlib
 
 import jax
@@ -7,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from cases import FLOATS, assert_same_bits, sparse
+from cases import FLOATS, assert_same_bits, assert_same_values, sparse
 
 import zen_jax as zen
+from zen_jax.kernels import error_feedback
 
 SEED = 5
 WIDTHS = [1, 3, 64]
@@ -170,3 +172,50 @@ def test_many_elements():
         expected = nonzero[servers == server] // n
         assert int(counts[server]) == len(expected)
         np.testing.assert_array_equal(positions[server, : len(expected)][:capacity], expected[:capacity])
+
+
+SPREADS = {
+    "normal": lambda x: x,
+    "ties": np.round,
+    "in one place": lambda x: np.where(np.arange(x.size) < x.size // 20, 50 + x, 0).astype(x.dtype),
+}
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
+def test_send_largest(dtype, spread):
+    """Sampled or not, with a velocity or without, where the sample misleads and where equals must be told apart."""
+    for size in (3_001, 200_003):
+        rng = np.random.default_rng(size)
+        update = SPREADS[spread](rng.normal(size=size)).astype(dtype)
+        kept = np.float64 if dtype == np.float64 else np.float32
+        residual, velocity = (rng.normal(size=size).astype(kept) for _ in range(2))
+        update[size // 3], update[size // 2] = np.nan, -np.inf
+        bounds = np.array([(1, 1), (size // 100, size // 80), (size // 5, size // 5), (size, size)], np.int32)
+        for least, most in bounds:
+            check_send_largest(update, residual, velocity, least, most, moves=True)
+            check_send_largest(update, 0 * residual, velocity, least, most, moves=False)
+
+
+@functools.cache
+def send_largest_lowerings(moves):
+    """The custom call, and pure JAX on the CPU: each (update, residual, velocity, least, most) -> results."""
+
+    def public(update, residual, velocity, least, most):
+        options = {"velocity": velocity, "momentum": 0.75, "scale": residual.dtype.type(0.5)} if moves else {}
+        return zen.kernels.send_largest(update, residual, least, most, **options)[: 2 + moves]
+
+    def lowering(update, residual, velocity, least, most):
+        scale, velocity = residual.dtype.type(0.5), velocity if moves else None
+        results = error_feedback.largest_reference(update, residual, velocity, scale, least, most, momentum=0.75)
+        return results[: 2 + moves]
+
+    return jax.jit(public), jax.jit(lowering)
+
+
+def check_send_largest(*operands, moves):
+    public, lowering = send_largest_lowerings(moves)
+    with jax.default_device(jax.devices("cpu")[0]):
+        expected = lowering(*operands)
+    for actual, wanted in zip(public(*operands), expected, strict=True):
+        assert_same_values(actual, wanted)

@@ -12,7 +12,6 @@ namespace zen {
 namespace {
 
 constexpr int64_t kBlockBytes = 16 << 10;
-constexpr int64_t kMinStreamBytes = 1 << 20;
 
 template <typename T>
 struct Item {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cuda/common/hash.h"
+
 namespace zen {
 
 struct BFloat16 {
@@ -15,19 +17,19 @@ struct Float16 {
   uint16_t bits;
 };
 
-inline float float_of_bits(uint32_t bits) {
+ZEN_HOST_DEVICE float float_of_bits(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof(value));
   return value;
 }
 
-inline uint32_t bits_of_float(float value) {
+ZEN_HOST_DEVICE uint32_t bits_of_float(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
 
-inline float widen(BFloat16 x) { return float_of_bits(static_cast<uint32_t>(x.bits) << 16); }
+ZEN_HOST_DEVICE float widen(BFloat16 x) { return float_of_bits(static_cast<uint32_t>(x.bits) << 16); }
 
 inline float widen(Float16 x) {
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000) << 16;
@@ -85,8 +87,8 @@ struct AccumulatorOf<double> {
 template <typename T>
 using Accumulator = typename AccumulatorOf<T>::Type;
 
-inline float widen(float x) { return x; }
-inline double widen(double x) { return x; }
+ZEN_HOST_DEVICE float widen(float x) { return x; }
+ZEN_HOST_DEVICE double widen(double x) { return x; }
 inline void round_to(float value, float* out) { *out = value; }
 inline void round_to(double value, double* out) { *out = value; }
 

@@ -20,7 +20,6 @@ constexpr int64_t kEnoughTiles = 128;
 // The lists of all servers together stay in the second-level cache.
 constexpr int64_t kWindowTiles = 1024;
 constexpr int64_t kWindowListBytes = 512 << 10;
-constexpr int64_t kMinStreamBytes = 1 << 20;
 // Windows and ranges start at whole words of every bitmap.
 constexpr int64_t kTileGrain = 64;
 // Closes a list: no unit of a window has this number.

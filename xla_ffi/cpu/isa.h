@@ -6,6 +6,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "xla_ffi/cpu/float16.h"
+
 namespace zen {
 
 constexpr int64_t kCacheLine = 64;
@@ -22,9 +24,32 @@ struct ChunkOrigin {
   uint32_t first;
 };
 
+// How a gradient enters what is to be sent: velocity = momentum * velocity + scale * gradient, in one rounding.
+template <typename T>
+struct Momentum {
+  T momentum;
+  T scale;
+};
+
+// How many keys reach the higher bound, and how many only the lower one.
+struct Divided {
+  int64_t reaching;
+  int64_t between;
+};
+
+constexpr int kProbes = 4;
+
 struct Isa {
   template <typename Bits>
   using Scan = int64_t (*)(const Bits* x, int64_t width, int64_t units, uint64_t* masks, uint16_t* list);
+
+  template <typename Update, typename T = Accumulator<Update>>
+  using Accumulate = void (*)(const Update* update, const T* residual, const T* velocity, Momentum<T> how,
+                              int64_t count, T* total, T* new_velocity);
+  template <typename Bits>
+  using Divide = Divided (*)(const Bits* x, int64_t count, Bits low, Bits high, uint16_t* reaching, uint16_t* between);
+  template <typename Bits>
+  using Reach = void (*)(const Bits* x, int64_t count, const Bits* probes, int64_t* reach);
 
   const char* name;
 
@@ -49,11 +74,45 @@ struct Isa {
   void (*drain)(void* to, void* from, int64_t bytes);
   void (*fence)();
 
+  // total = residual + update, or residual + velocity where velocity is not null. Results may lie where operands do.
+  Accumulate<Float16> accumulate_f16;
+  Accumulate<BFloat16> accumulate_bf16;
+  Accumulate<float> accumulate_f32;
+  Accumulate<double> accumulate_f64;
+
+  // Lists the elements of a chunk whose keys (bits without the highest) reach `high`, and those that reach `low` only.
+  Divide<uint32_t> divide32;
+  Divide<uint64_t> divide64;
+
+  // Adds to reach[i] how many keys reach probes[i], for kProbes of them.
+  Reach<uint32_t> reach32;
+  Reach<uint64_t> reach64;
+
+  // 31 random bits above zero for each of the elements first, first + 1, ...
+  void (*draw)(uint32_t first, int64_t count, uint32_t step, uint32_t* keys);
+
   template <typename Bits>
   Scan<Bits> scan() const {
     if constexpr (std::is_same_v<Bits, uint16_t>) return scan16;
     if constexpr (std::is_same_v<Bits, uint32_t>) return scan32;
     if constexpr (std::is_same_v<Bits, uint64_t>) return scan64;
+  }
+  template <typename Update>
+  Accumulate<Update> accumulate() const {
+    if constexpr (std::is_same_v<Update, Float16>) return accumulate_f16;
+    if constexpr (std::is_same_v<Update, BFloat16>) return accumulate_bf16;
+    if constexpr (std::is_same_v<Update, float>) return accumulate_f32;
+    if constexpr (std::is_same_v<Update, double>) return accumulate_f64;
+  }
+  template <typename Bits>
+  Divide<Bits> divide() const {
+    if constexpr (std::is_same_v<Bits, uint32_t>) return divide32;
+    if constexpr (std::is_same_v<Bits, uint64_t>) return divide64;
+  }
+  template <typename Bits>
+  Reach<Bits> reach() const {
+    if constexpr (std::is_same_v<Bits, uint32_t>) return reach32;
+    if constexpr (std::is_same_v<Bits, uint64_t>) return reach64;
   }
 };
 

@@ -1,4 +1,4 @@
-// x86-64 with AVX2 and BMI2. The pragma comes after the system's headers: only our own functions are built for it.
+// x86-64 with AVX2, FMA and BMI2. The pragma comes after the system's headers: only our own functions are built for it.
 #if defined(__x86_64__)
 
 #include <immintrin.h>
@@ -10,9 +10,9 @@
 #include <vector>
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2,popcnt"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,bmi,bmi2,popcnt"))), apply_to = function)
 #else
-#pragma GCC target("avx2,bmi,bmi2,popcnt")
+#pragma GCC target("avx2,fma,bmi,bmi2,popcnt")
 #endif
 
 #include "xla_ffi/cpu/isa_impl.h"
@@ -50,6 +50,28 @@ struct Avx2 {
       zero |= static_cast<uint64_t>(_mm256_movemask_pd(_mm256_castsi256_pd(lanes))) << (4 * i);
     }
     return ~zero;
+  }
+
+  // Signed comparisons do: keys lack the sign, and a probe less one is no more than the largest of them.
+  static uint64_t reach_mask(const uint32_t* x, uint32_t probe) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff), below = _mm256_set1_epi32(static_cast<int>(probe - 1));
+    uint64_t mask = 0;
+    for (int i = 0; i < 8; ++i) {
+      const __m256i lanes = _mm256_cmpgt_epi32(_mm256_and_si256(load(x + 8 * i), magnitude), below);
+      mask |= static_cast<uint64_t>(_mm256_movemask_ps(_mm256_castsi256_ps(lanes))) << (8 * i);
+    }
+    return mask;
+  }
+
+  static uint64_t reach_mask(const uint64_t* x, uint64_t probe) {
+    const __m256i magnitude = _mm256_set1_epi64x(0x7fffffffffffffff);
+    const __m256i below = _mm256_set1_epi64x(static_cast<int64_t>(probe - 1));
+    uint64_t mask = 0;
+    for (int i = 0; i < 16; ++i) {
+      const __m256i lanes = _mm256_cmpgt_epi64(_mm256_and_si256(load(x + 4 * i), magnitude), below);
+      mask |= static_cast<uint64_t>(_mm256_movemask_pd(_mm256_castsi256_pd(lanes))) << (4 * i);
+    }
+    return mask;
   }
 
   static uint64_t pick_bits(uint64_t mask, uint64_t which) { return _pext_u64(mask, which); }

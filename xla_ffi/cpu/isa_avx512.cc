@@ -12,10 +12,10 @@
 
 #if defined(__clang__)
 #pragma clang attribute push(                                                                              \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,avx2,bmi,bmi2,popcnt"))), \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,avx2,fma,bmi,bmi2,popcnt"))), \
     apply_to = function)
 #else
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,avx2,bmi,bmi2,popcnt,prefer-vector-width=512")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,avx2,fma,bmi,bmi2,popcnt,prefer-vector-width=512")
 #endif
 
 #include "xla_ffi/cpu/isa_impl.h"
@@ -47,6 +47,27 @@ struct Avx512 {
     uint64_t mask = 0;
     for (int i = 0; i < 8; ++i) {
       mask |= static_cast<uint64_t>(_mm512_test_epi64_mask(load(x + 8 * i), magnitude)) << (8 * i);
+    }
+    return mask;
+  }
+
+  static uint64_t reach_mask(const uint32_t* x, uint32_t probe) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff), bound = _mm512_set1_epi32(static_cast<int>(probe));
+    uint64_t mask = 0;
+    for (int i = 0; i < 4; ++i) {
+      const __m512i keys = _mm512_and_si512(load(x + 16 * i), magnitude);
+      mask |= static_cast<uint64_t>(_mm512_cmpge_epu32_mask(keys, bound)) << (16 * i);
+    }
+    return mask;
+  }
+
+  static uint64_t reach_mask(const uint64_t* x, uint64_t probe) {
+    const __m512i magnitude = _mm512_set1_epi64(0x7fffffffffffffff);
+    const __m512i bound = _mm512_set1_epi64(static_cast<int64_t>(probe));
+    uint64_t mask = 0;
+    for (int i = 0; i < 8; ++i) {
+      const __m512i keys = _mm512_and_si512(load(x + 8 * i), magnitude);
+      mask |= static_cast<uint64_t>(_mm512_cmpge_epu64_mask(keys, bound)) << (8 * i);
     }
     return mask;
   }

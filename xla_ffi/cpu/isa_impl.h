@@ -3,12 +3,23 @@
 // that no function built for a newer instruction set stands in for the portable one at link time.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "cuda/common/bits.h"
 #include "cuda/common/hash.h"
 #include "xla_ffi/cpu/isa.h"
+
+// For loops whose results may lie where their operands do, element for element.
+#if defined(__clang__)
+#define ZEN_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define ZEN_INDEPENDENT _Pragma("GCC ivdep")
+#else
+#define ZEN_INDEPENDENT
+#endif
 
 namespace zen {
 namespace {
@@ -18,6 +29,12 @@ constexpr int64_t kVectorEntries = 16;
 
 // Loops over lists run to a whole number of vectors; lists have the room.
 inline int64_t padded(int64_t count) { return (count + kVectorEntries - 1) / kVectorEntries * kVectorEntries; }
+
+// The key of a float: the order of keys is that of magnitudes, with NaN above infinity.
+template <typename Bits>
+inline Bits magnitude_of(Bits bits) {
+  return bits & static_cast<Bits>(static_cast<Bits>(~Bits{0}) >> 1);
+}
 
 template <typename Bits>
 inline bool any_nonzero(const Bits* x, int64_t count) {
@@ -146,6 +163,89 @@ struct IsaImpl {
     return count;
   }
 
+  // ---- error feedback ----
+
+  template <typename Update, typename T>
+  static void accumulate(const Update* update, const T* residual, const T* velocity, Momentum<T> how, int64_t count,
+                         T* total, T* new_velocity) {
+    for (int64_t i = 0; i < count; i += kMaskBits) {
+      const int64_t part = std::min(kMaskBits, count - i);
+      prefetch(update + i, kMaskBits);
+      prefetch(residual + i, kMaskBits);
+      if (velocity == nullptr) {
+        add(update + i, residual + i, part, total + i);
+      } else {
+        prefetch(velocity + i, kMaskBits);
+        move(update + i, residual + i, velocity + i, how, part, total + i, new_velocity + i);
+      }
+    }
+  }
+
+  template <typename Update, typename T>
+  static void add(const Update* update, const T* residual, int64_t count, T* total) {
+    ZEN_INDEPENDENT for (int64_t i = 0; i < count; ++i) total[i] = widened(update[i]) + residual[i];
+  }
+
+  template <typename Update, typename T>
+  static void move(const Update* update, const T* residual, const T* velocity, Momentum<T> how, int64_t count, T* total,
+                   T* new_velocity) {
+    ZEN_INDEPENDENT for (int64_t i = 0; i < count; ++i) {
+      const T moved = multiply_add(how.momentum, velocity[i], widened(update[i]) * how.scale);
+      total[i] = residual[i] + moved;
+      new_velocity[i] = moved;
+    }
+  }
+
+  static float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+  static double multiply_add(double a, double b, double c) { return __builtin_fma(a, b, c); }
+
+  // widen() of Float16 without branches, so that it vectorises, and without subnormals on the way.
+  template <typename T>
+  static Accumulator<T> widened(T x) {
+    if constexpr (std::is_same_v<T, Float16>) {
+      const uint32_t magnitude = x.bits & 0x7fff, sign = static_cast<uint32_t>(x.bits & 0x8000) << 16;
+      const uint32_t normal = (magnitude << 13) + (magnitude >= 0x7c00 ? 0x70000000 : 0x38000000);
+      const uint32_t subnormal = bits_of_float(float_of_bits((magnitude << 13) + 0x38800000) - 0x1p-14f);
+      return float_of_bits((magnitude < 0x400 ? subnormal : normal) | sign);
+    } else {
+      return widen(x);
+    }
+  }
+
+  template <typename Bits>
+  static uint64_t reach_mask(const Bits* x, int64_t count, Bits probe) {
+    if (count >= kMaskBits) return Arch::reach_mask(x, probe);
+    uint64_t mask = 0;
+    for (int64_t i = 0; i < count; ++i) mask |= static_cast<uint64_t>(magnitude_of(x[i]) >= probe) << i;
+    return mask;
+  }
+
+  template <typename Bits>
+  static Divided divide(const Bits* x, int64_t count, Bits low, Bits high, uint16_t* reaching, uint16_t* between) {
+    Divided found = {0, 0};
+    for (int64_t i = 0; i < count; i += kMaskBits) {
+      const uint64_t reach_low = reach_mask(x + i, count - i, low);
+      if (reach_low == 0) continue;
+      const uint64_t reach_high = reach_mask(x + i, count - i, high);
+      found.reaching += Arch::list(reach_high, i, reaching + found.reaching);
+      if (reach_low != reach_high) found.between += Arch::list(reach_low & ~reach_high, i, between + found.between);
+    }
+    return found;
+  }
+
+  template <typename Bits>
+  static void reach(const Bits* x, int64_t count, const Bits* probes, int64_t* reach) {
+    for (int64_t i = 0; i < count; i += kMaskBits) {
+      for (int probe = 0; probe < kProbes; ++probe) {
+        reach[probe] += __builtin_popcountll(reach_mask(x + i, count - i, probes[probe]));
+      }
+    }
+  }
+
+  static void draw(uint32_t first, int64_t count, uint32_t step, uint32_t* keys) {
+    for (int64_t i = 0; i < count; ++i) keys[i] = murmur3_finish((first + static_cast<uint32_t>(i)) ^ step) >> 1 | 1;
+  }
+
   // ---- output ----
 
   static void drain(void* to, void* from, int64_t bytes) {
@@ -154,19 +254,35 @@ struct IsaImpl {
     const int64_t misaligned = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) % kCacheLine);
     const int64_t head = misaligned == 0 ? 0 : kCacheLine - misaligned;
     int64_t byte = head < bytes ? head : bytes;
-    move(out, in, byte);
+    move_bytes(out, in, byte);
     for (; byte + kCacheLine <= bytes; byte += kCacheLine) Arch::drain_line(out + byte, in + byte);
-    move(out + byte, in + byte, bytes - byte);
+    move_bytes(out + byte, in + byte, bytes - byte);
   }
 
-  static void move(char* to, char* from, int64_t bytes) {
+  static void move_bytes(char* to, char* from, int64_t bytes) {
     std::memcpy(to, from, bytes);
     std::memset(from, 0, bytes);
   }
 
   static constexpr Isa table(const char* name) {
-    return {name,   scan<uint16_t>, scan<uint32_t>, scan<uint64_t>, route, list_bits, place, drain,
-            Arch::fence};
+    return {name,
+            scan<uint16_t>,
+            scan<uint32_t>,
+            scan<uint64_t>,
+            route,
+            list_bits,
+            place,
+            drain,
+            Arch::fence,
+            accumulate<Float16, float>,
+            accumulate<BFloat16, float>,
+            accumulate<float, float>,
+            accumulate<double, double>,
+            divide<uint32_t>,
+            divide<uint64_t>,
+            reach<uint32_t>,
+            reach<uint64_t>,
+            draw};
   }
 };
 

@@ -12,6 +12,13 @@ struct Scalar {
     return mask;
   }
 
+  template <typename Bits>
+  static uint64_t reach_mask(const Bits* x, Bits probe) {
+    uint64_t mask = 0;
+    for (int i = 0; i < kMaskBits; ++i) mask |= static_cast<uint64_t>(magnitude_of(x[i]) >= probe) << i;
+    return mask;
+  }
+
   static uint64_t pick_bits(uint64_t mask, uint64_t which) {
     uint64_t bits = 0;
     for (int i = 0; which != 0; ++i, which &= which - 1) bits |= (mask >> __builtin_ctzll(which) & 1) << i;

@@ -43,6 +43,9 @@ struct CacheLineAllocator {
 template <typename T>
 using AlignedVector = std::vector<T, CacheLineAllocator<T>>;
 
+// A result of at least this size is written past the caches.
+constexpr int64_t kMinStreamBytes = 1 << 20;
+
 // Asks for huge pages under a buffer about to be written whole: a fresh one costs a fault a page, more than the
 // writing. Below this size the allocator reuses pages that are already mapped.
 constexpr int64_t kHugePageMinBytes = 32 << 20;

@@ -1,4 +1,5 @@
-// XLA runs its CPU code with subnormals flushed to zero; sums that lose nothing need them.
+// XLA runs its CPU code with subnormals flushed to zero. Sums that lose nothing need them; sums that decay must not crawl
+// through them.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +10,14 @@
 
 namespace zen {
 
-// While it lives, this thread's arithmetic keeps subnormals.
-class KeepSubnormals {
+// While it lives, this thread's arithmetic keeps subnormals, or flushes them to zero.
+template <bool kKeep>
+class ScopedSubnormals {
  public:
-  KeepSubnormals() : saved_(control()) { set_control(saved_ & ~kFlushBits); }
-  ~KeepSubnormals() { set_control(saved_); }
-  KeepSubnormals(const KeepSubnormals&) = delete;
-  KeepSubnormals& operator=(const KeepSubnormals&) = delete;
+  ScopedSubnormals() : saved_(control()) { set_control(kKeep ? saved_ & ~kFlushBits : saved_ | kFlushBits); }
+  ~ScopedSubnormals() { set_control(saved_); }
+  ScopedSubnormals(const ScopedSubnormals&) = delete;
+  ScopedSubnormals& operator=(const ScopedSubnormals&) = delete;
 
  private:
 #if defined(__x86_64__)
@@ -41,5 +43,8 @@ class KeepSubnormals {
 
   const Control saved_;
 };
+
+using KeepSubnormals = ScopedSubnormals<true>;
+using FlushSubnormals = ScopedSubnormals<false>;
 
 }  // namespace zen

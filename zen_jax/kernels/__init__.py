@@ -1,9 +1,12 @@
-"""The kernels: each a typed function with CUDA, CPU and pure-JAX lowerings.
+"""The kernels: each a typed function with CUDA, CPU and pure-JAX lowerings; `send_drawn` and `send_reaching` lack CUDA.
 
 They agree bit for bit, but for sums of subnormals, which XLA flushes to zero where pure JAX runs on a CPU.
 """
 
 from zen_jax.kernels.aggregate import aggregate as aggregate
+from zen_jax.kernels.error_feedback import send_drawn as send_drawn
+from zen_jax.kernels.error_feedback import send_largest as send_largest
+from zen_jax.kernels.error_feedback import send_reaching as send_reaching
 from zen_jax.kernels.hash_bitmap_decode import hash_bitmap_decode as hash_bitmap_decode
 from zen_jax.kernels.hash_bitmap_encode import hash_bitmap_encode as hash_bitmap_encode
 from zen_jax.kernels.hierarchical_hash import hierarchical_hash as hierarchical_hash

@@ -1,6 +1,6 @@
 """How a primitive reaches its platform: a custom call where one is built, pure JAX everywhere else."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ def custom_call_or(
     operands: Sequence[Array],
     results: Sequence[tuple[tuple[int, ...], Any]],
     cuda_scratch: Callable[[Any], int] | None = None,
+    aliases: Mapping[int, int] | None = None,
     **attributes: Any,
 ) -> Any:
     """Calls the XLA FFI target where the platform has it, else `reference`.
@@ -28,6 +29,7 @@ def custom_call_or(
       operands: arrays; leading batch dimensions come from `vmap` alone.
       results: shape and dtype of each result.
       cuda_scratch: from the native library to the bytes of scratch that CUDA needs as one more result.
+      aliases: from operands to the results that take over their buffers.
       attributes: attributes of the custom call, NumPy scalars.
 
     Returns:
@@ -45,13 +47,14 @@ def custom_call_or(
     def call(scratch_bytes: int | None = None) -> Callable[..., Any]:
         shapes = list(results) + ([((scratch_bytes,), "uint8")] if scratch_bytes is not None else [])
         types = [result_type(shape, dtype) for shape, dtype in shapes]
-        ffi_call = jax.ffi.ffi_call(target, types, vmap_method="broadcast_all")
+        options = {"vmap_method": "broadcast_all", "input_output_aliases": dict(aliases or {})}
+        ffi_call = jax.ffi.ffi_call(target, types, **options)
         return lambda *arrays: tuple(ffi_call(*arrays, **attributes)[: len(results)])
 
     lowerings = {}
-    if _native.library("cpu") is not None:
+    if _native.library("cpu", target) is not None:
         lowerings["cpu"] = call()
-    cuda = _native.library("cuda")
+    cuda = _native.library("cuda", target)
     if cuda is not None:
         lowerings["cuda"] = call(cuda_scratch(cuda) if cuda_scratch else None)
     if not lowerings:

@@ -11,8 +11,8 @@ from jax import lax
 
 from zen_jax import _axis, errors
 from zen_jax._typing import Array, AxisName, PyTree
+from zen_jax.kernels import send_largest
 from zen_jax.transforms import feedback
-from zen_jax.transforms.selection import largest
 
 EXCESS = 1.3  # how far above its share of elements a threshold may go before it is adapted
 
@@ -96,21 +96,25 @@ def dgc(
         factor = None if clip_norm is None else _clip_factor(updates, clip_norm, axis_name, model_axis)
 
         def leaf(_: str, update: Array, velocity: Array, residual: Array | None) -> tuple[Array, Array, Array | None]:
-            gradient = update.astype(velocity.dtype)
-            if factor is not None:
-                gradient *= factor.astype(gradient.dtype)
-            velocity = velocity.dtype.type(momentum) * velocity + gradient
+            scale = None if factor is None else factor.astype(velocity.dtype)
             if residual is None:
+                gradient = update.astype(velocity.dtype)
+                gradient = gradient if scale is None else gradient * scale
+                velocity = velocity.dtype.type(momentum) * velocity + gradient
                 sent = velocity.astype(update.dtype)
                 return sent, jnp.where(jnp.isfinite(velocity), velocity, jnp.zeros_like(velocity)), None
             if not update.size:
                 return update, velocity, residual
-            total = feedback.add(velocity, residual)
-            least, most = _bounds(share, update.size, model_axis)
-            chosen = largest(total.reshape(-1), least, most, model_axis=model_axis).reshape(total.shape)
-            sent, residual = feedback.split(total, chosen, update.dtype)
-            masked = chosen | ~jnp.isfinite(total)
-            return sent, jnp.where(masked, jnp.zeros_like(velocity), velocity), residual
+            sent, residual, velocity = send_largest(
+                update,
+                residual,
+                *_bounds(share, update.size, model_axis),
+                velocity=velocity,
+                momentum=momentum,
+                scale=scale,
+                model_axis=model_axis,
+            )
+            return sent, velocity, residual
 
         sent, velocity, residual = feedback.map_leaves(leaf, updates, state.velocity, state.residual)
         return sent, DgcState(optax.safe_increment(state.count), velocity, residual)

@@ -1,4 +1,4 @@
-"""Error feedback: what a sparsifier does not send stays in a residual, and nothing is lost between the two."""
+"""What the sparsifiers share: residuals, leaf by leaf, and the share to send."""
 
 import math
 from collections.abc import Callable
@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from zen_jax import errors
-from zen_jax._typing import Array, PyTree
+from zen_jax._typing import PyTree
+from zen_jax.kernels.error_feedback import residual_dtype
 from zen_jax.trees import named_leaves
 
 
@@ -21,39 +21,7 @@ def zeros(params: PyTree) -> PyTree:
     """
     for name, leaf in named_leaves(params):
         errors.check_float(name, leaf.dtype)
-    return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, _residual_dtype(leaf.dtype)), params)
-
-
-def _residual_dtype(dtype: Any) -> Any:
-    return jnp.promote_types(dtype, jnp.float32)
-
-
-def add(update: Array, residual: Array) -> Array:
-    """What is to be sent in total, in the residual's dtype."""
-    return update.astype(residual.dtype) + residual
-
-
-def split(total: Array, chosen: Array, dtype: Any) -> tuple[Array, Array]:
-    """Splits `total` into what is sent, in `dtype`, and what stays: sent + residual == total, to the bit.
-
-    Sent are the chosen elements and those that are not finite: NaN and infinities reach whoever guards the training,
-    and the residual is always finite. What rounding to a 16-bit `dtype` cuts off stays too.
-
-    >>> import jax.numpy as jnp
-    >>> sent, residual = split(jnp.array([1.0, jnp.inf, 3.0]), jnp.array([False, False, True]), jnp.float32)
-    >>> sent.tolist(), residual.tolist()
-    ([0.0, inf, 3.0], [1.0, 0.0, 0.0])
-    """
-    finite = jnp.isfinite(total)
-    sent = jnp.where(chosen | ~finite, total, jnp.zeros_like(total))
-    if dtype == total.dtype:
-        return sent, jnp.where(chosen | ~finite, jnp.zeros_like(total), total)
-    info = jnp.finfo(dtype)
-    limit = total.dtype.type(info.max)
-    sent = jnp.where(finite, jnp.clip(sent, -limit, limit), sent)
-    # Unlike a pair of casts, XLA never takes reduce_precision for the identity.
-    sent = lax.reduce_precision(sent, info.nexp, info.nmant)
-    return sent.astype(dtype), jnp.where(finite, total - sent, jnp.zeros_like(total))
+    return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, residual_dtype(leaf.dtype)), params)
 
 
 def map_leaves(fun: Callable[..., tuple], updates: PyTree, *states: PyTree) -> tuple[PyTree, ...]:

@@ -5,13 +5,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from zen_jax import errors
 from zen_jax._typing import Array, PyTree
 from zen_jax.hashing import murmur3
+from zen_jax.kernels import send_drawn
 from zen_jax.transforms import feedback
-from zen_jax.transforms.selection import largest
 
 
 class RandomKState(NamedTuple):
@@ -59,19 +58,10 @@ def random_k(density: float, seed: int = 0) -> optax.GradientTransformationExtra
         def leaf(name: str, update: Array, residual: Array) -> tuple[Array, Array]:
             if not update.size:
                 return update, residual
-            total = feedback.add(update, residual)
             k = feedback.kept(density, update.size)
-            draws = _draws(update.size, state.count, zlib.crc32(name.encode(), seed))
-            chosen = largest(draws, k, k).reshape(total.shape)
-            return feedback.split(total, chosen, update.dtype)
+            return send_drawn(update, residual, k, murmur3(state.count, zlib.crc32(name.encode(), seed)))
 
         sent, residual = feedback.map_leaves(leaf, updates, state.residual)
         return sent, RandomKState(optax.safe_increment(state.count), residual)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _draws(size: int, count: Array, seed: int) -> Array:
-    """31 random bits above zero for every element, others in every step: uint32 [size]."""
-    index = lax.iota(jnp.uint32, size)
-    return (murmur3(index ^ murmur3(count, seed), seed) >> jnp.uint32(1)) | jnp.uint32(1)

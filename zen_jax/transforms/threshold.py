@@ -3,10 +3,10 @@
 import math
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import optax
 
 from zen_jax._typing import Array, PyTree
+from zen_jax.kernels import send_reaching
 from zen_jax.transforms import feedback
 
 
@@ -47,8 +47,7 @@ def threshold(value: float) -> optax.GradientTransformationExtraArgs:
         return ThresholdState(feedback.zeros(params))
 
     def leaf(_: str, update: Array, residual: Array) -> tuple[Array, Array]:
-        total = feedback.add(update, residual)
-        return feedback.split(total, jnp.abs(total) >= value, update.dtype)
+        return send_reaching(update, residual, value)
 
     def update(updates: PyTree, state: ThresholdState, params: PyTree = None, **_) -> tuple[PyTree, ThresholdState]:
         del params

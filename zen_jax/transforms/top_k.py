@@ -5,8 +5,8 @@ from typing import NamedTuple
 import optax
 
 from zen_jax._typing import Array, PyTree
+from zen_jax.kernels import send_largest
 from zen_jax.transforms import feedback
-from zen_jax.transforms.selection import largest
 
 
 class TopKState(NamedTuple):
@@ -48,10 +48,8 @@ def top_k(density: float) -> optax.GradientTransformationExtraArgs:
     def leaf(_: str, update: Array, residual: Array) -> tuple[Array, Array]:
         if not update.size:
             return update, residual
-        total = feedback.add(update, residual)
         k = feedback.kept(density, update.size)
-        chosen = largest(total.reshape(-1), k, k).reshape(total.shape)
-        return feedback.split(total, chosen, update.dtype)
+        return send_largest(update, residual, k, k)[:2]
 
     def update(updates: PyTree, state: TopKState, params: PyTree = None, **_) -> tuple[PyTree, TopKState]:
         del params

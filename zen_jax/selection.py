@@ -50,8 +50,7 @@ def largest(x: Array, least: Array | int, most: Array | int, model_axis: AxisNam
     """
     bits = lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
     shards = 1 if model_axis is None else _axis.axis_size(model_axis)
-    if bits.size * shards >= 2**31:
-        raise ValueError(f"a leaf has {bits.size * shards} elements, but at most 2**31 - 1 can be counted. Split it.")
+    check_size(bits.size * shards)
     search = functools.partial(_search, model_axis=model_axis)
     found = search(bits, least, most, _sampled_probes(bits, least, model_axis))
     threshold = found.low
@@ -68,6 +67,12 @@ def largest(x: Array, least: Array | int, most: Array | int, model_axis: AxisNam
     cut = lax.cond(tied, last_tie, lambda: _match(jnp.uint32(0), bits, threshold, model_axis=model_axis))
     keys = _keys(bits)
     return (keys > threshold) | ((keys == threshold) & (_reversed_index(bits.size) >= cut))
+
+
+def check_size(size: int) -> None:
+    """A ValueError for more elements than can be counted."""
+    if size >= 2**31:
+        raise ValueError(f"a leaf has {size} elements, but at most 2**31 - 1 can be counted. Split it.")
 
 
 def _keys(bits: Array) -> Array:
@@ -178,24 +183,39 @@ def _sum_of_parts(x: Array, ways: int, of: Callable[[Array], Array]) -> Array:
 def _sampled_probes(bits: Array, least: Array | int, model_axis: AxisName | None) -> Array:
     """Keys that a sample takes to lie evenly around the one at rank `least`."""
     dtype = bits.dtype
-    if bits.size < SAMPLED:
+    if not sample_chunks(bits.size):
         return _even_probes(dtype)
     sample = _sample(bits)
     shards = 1
     if model_axis is not None:
         sample = _axis.all_gather(sample, model_axis).reshape(-1)
         shards = _axis.axis_size(model_axis)
-    rank = jnp.asarray(least, jnp.float32) * np.float32(sample.size / (bits.size * shards))
-    spread = np.float32(SPREAD) * jnp.sqrt(rank) + np.float32(1)
-    ranks = jnp.clip(jnp.stack([rank + spread, rank - spread]), 1, sample.size).astype(jnp.int32)
-    of_rank = jax.vmap(lambda rank: _search(sample, rank, rank, _even_probes(dtype)).low)
-    below, above = of_rank(ranks)
+    ranks = ranks_around(least, sample.size, bits.size * shards)
+    below, above = jax.vmap(lambda rank: _key_of_rank(sample, rank))(ranks)
     return below + (above - below) // dtype.type(PROBES - 1) * jnp.arange(PROBES, dtype=dtype)
+
+
+def ranks_around(least: Array | int, sampled: int, size: int) -> Array:
+    """The ranks, int32 [2], in a sample of `sampled` of `size` keys, between which the one at rank `least` lies."""
+    rank = jnp.asarray(least, jnp.float32) * np.float32(sampled / size)
+    spread = np.float32(SPREAD) * jnp.sqrt(rank) + np.float32(1)
+    return jnp.clip(jnp.stack([rank + spread, rank - spread]), 1, max(sampled, 1)).astype(jnp.int32)
+
+
+def _key_of_rank(bits: Array, rank: Array) -> Array:
+    low = _search(bits, rank, rank, _even_probes(bits.dtype)).low
+    keys = _keys(bits)
+    return jnp.min(jnp.where(keys >= low, keys, _top(bits.dtype)))
+
+
+def sample_chunks(size: int) -> int:
+    """How many chunks of CHUNK elements a sample of `size` takes; 0 where counting is quicker than sampling."""
+    return 0 if size < SAMPLED else max(int(size * SAMPLE_SHARE), SMALLEST_SAMPLE) // CHUNK
 
 
 def _sample(x: Array) -> Array:
     """A hundredth of x [size] in chunks of whole cache lines, one at a hashed place in every equal stretch."""
-    chunks = max(int(x.size * SAMPLE_SHARE), SMALLEST_SAMPLE) // CHUNK
+    chunks = sample_chunks(x.size)
     stretch = x.size // chunks
     places = lax.iota(jnp.uint32, chunks)
     starts = places * np.uint32(stretch) + hashing.reduce_to_range(hashing.murmur3(places, 0), stretch - CHUNK + 1)

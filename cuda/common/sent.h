@@ -1,0 +1,38 @@
+// What error feedback sends of a total whose own bits are too many for the wire; the rest of it stays.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "cuda/common/hash.h"
+
+namespace zen {
+
+constexpr uint32_t kInfinityBits = 0x7f800000u;
+
+// A float's bits without the `Dropped` lowest, rounded to nearest even.
+template <int kDropped>
+ZEN_HOST_DEVICE uint32_t round_bits(uint32_t bits) {
+  constexpr uint32_t kHalf = (1u << (kDropped - 1)) - 1;
+  return (bits + kHalf + (bits >> kDropped & 1)) & ~((1u << kDropped) - 1);
+}
+
+// The part of a total that a 16-bit float holds: never infinite where the total is finite, and never subnormal.
+// `max` and `least` are the bits of its largest and smallest normal number.
+template <int kDropped>
+ZEN_HOST_DEVICE float sent_part(float total, uint32_t max, uint32_t least) {
+  uint32_t bits;
+  memcpy(&bits, &total, sizeof(bits));
+  const uint32_t sign = bits & 0x80000000u;
+  uint32_t magnitude = bits ^ sign;
+  if (magnitude >= kInfinityBits) return total;
+  magnitude = round_bits<kDropped>(magnitude > max ? max : magnitude);
+  bits = magnitude < least ? sign : sign | magnitude;
+  memcpy(&total, &bits, sizeof(bits));
+  return total;
+}
+
+ZEN_HOST_DEVICE float sent_part_of_float16(float total) { return sent_part<13>(total, 0x477fe000u, 0x38800000u); }
+ZEN_HOST_DEVICE float sent_part_of_bfloat16(float total) { return sent_part<16>(total, 0x7f7f0000u, 0); }
+
+}  // namespace zen

@@ -1,0 +1,31 @@
+// Error feedback on a GPU: sends the largest of what has gathered in a residual, and keeps the rest there.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/common/problem.h"
+#include "cuda/element.h"
+
+namespace zen::cuda {
+
+// Device pointers, [batch, size] each. Results may be the operands they replace; velocities are null without momentum.
+// `element` is that of update and sent; the others are float64 for float64, else float32.
+struct SendLargestArrays {
+  const void* update;
+  const void* residual;
+  const void* velocity;
+  void* sent;
+  void* new_residual;
+  void* new_velocity;
+};
+
+int64_t send_largest_scratch_bytes(int64_t size, int64_t element_bytes, int64_t chunks);
+
+// `d_bounds` is [batch, 4] and `d_scale` [batch]; `chunks` chunks are sampled, 0 for none. See zen_jax/selection.py.
+cudaError_t send_largest(const FeedbackProblem& problem, Element element, const SendLargestArrays& d_arrays,
+                         const LargestBounds* d_bounds, const void* d_scale, double momentum, int64_t chunks,
+                         void* d_scratch, cudaStream_t stream);
+
+}  // namespace zen::cuda

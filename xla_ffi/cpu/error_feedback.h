@@ -1,0 +1,40 @@
+// Error feedback: sends some elements of what has gathered in a residual, and keeps the rest there. In one pass over
+// memory where a sample foretells the threshold.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/common/problem.h"
+#include "xla_ffi/cpu/context.h"
+#include "xla_ffi/cpu/float16.h"
+
+namespace zen {
+
+// The arrays of a call, [batch, size]. Results may be the operands they replace; velocities are null without momentum.
+template <typename Update>
+struct FeedbackArrays {
+  using T = Accumulator<Update>;
+  const Update* update;
+  const T* residual;
+  const T* velocity;
+  Update* sent;
+  T* new_residual;
+  T* new_velocity;
+};
+
+// Sends the largest magnitudes. The sample is `chunks` chunks of kSampleChunk elements; 0 for none.
+template <typename Update>
+void send_largest(const FeedbackProblem& problem, const FeedbackArrays<Update>& arrays, const LargestBounds* bounds,
+                  const Accumulator<Update>* scale, double momentum, int64_t chunks, const Context& context);
+
+// Sends the k elements that draw the largest random keys in step[item].
+template <typename Update>
+void send_drawn(const FeedbackProblem& problem, const FeedbackArrays<Update>& arrays, const uint32_t* step, int64_t k,
+                const Context& context);
+
+// Sends what reaches a magnitude, given by its key.
+template <typename Update>
+void send_reaching(const FeedbackProblem& problem, const FeedbackArrays<Update>& arrays, uint64_t key,
+                   const Context& context);
+
+}  // namespace zen

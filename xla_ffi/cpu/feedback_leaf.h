@@ -1,0 +1,120 @@
+// One worker's gradient in error feedback: what is to be sent in total, and sending it element by element.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "cuda/common/sent.h"
+#include "xla_ffi/cpu/error_feedback.h"
+#include "xla_ffi/cpu/isa.h"
+#include "xla_ffi/cpu/memory.h"
+#include "xla_ffi/cpu/selection.h"
+
+namespace zen {
+
+template <typename T>
+using BitsOf = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+
+template <typename T>
+constexpr BitsOf<T> kInfinity = sizeof(T) == 4 ? 0x7f800000u : 0x7ff0000000000000u;
+
+template <typename T>
+BitsOf<T> bits_of(T x) {
+  BitsOf<T> bits;
+  std::memcpy(&bits, &x, sizeof(x));
+  return bits;
+}
+
+template <typename T>
+bool is_finite(T x) {
+  return (bits_of(x) & (kTopKey<BitsOf<T>> - 1)) < kInfinity<T>;
+}
+
+// What of a total is sent; the rest of it stays.
+inline float sent_part(float total, float) { return total; }
+inline double sent_part(double total, double) { return total; }
+inline float sent_part(float total, Float16) { return sent_part_of_float16(total); }
+inline float sent_part(float total, BFloat16) { return sent_part_of_bfloat16(total); }
+
+// One leaf of one worker.
+template <typename Update>
+struct Leaf {
+  using T = Accumulator<Update>;
+
+  FeedbackArrays<Update> at;
+  int64_t size;
+  Momentum<T> how;
+  const Isa& isa;
+
+  bool has_velocity() const { return at.velocity != nullptr; }
+
+  void accumulate(int64_t begin, int64_t count, T* total, T* velocity) const {
+    const T* const old = has_velocity() ? at.velocity + begin : nullptr;
+    isa.accumulate<Update>()(at.update + begin, at.residual + begin, old, how, count, total, velocity);
+  }
+
+  void accumulate_in_place(int64_t begin, int64_t count) const {
+    accumulate(begin, count, at.new_residual + begin, has_velocity() ? at.new_velocity + begin : nullptr);
+  }
+
+  // Sends an element of what has been accumulated. An element that was sent already leaves `sent` as it is.
+  void send(int64_t i, Update& sent) const {
+    if (has_velocity()) at.new_velocity[i] = 0;
+    const T total = at.new_residual[i];
+    if (bits_of(total) == 0) return;
+    const T part = sent_part(total, Update{});
+    round_to(part, &sent);
+    at.new_residual[i] = std::is_same_v<T, Update> || !is_finite(total) ? T{0} : total - part;
+  }
+
+  // Writes a block of what is sent, and leaves zeros in its place: past the caches if they could not hold all of it.
+  void write_sent(int64_t begin, int64_t count, Update* block) const {
+    if (size * static_cast<int64_t>(sizeof(Update)) >= kMinStreamBytes) {
+      isa.drain(at.sent + begin, block, count * sizeof(Update));
+    } else {
+      std::memcpy(at.sent + begin, block, count * sizeof(Update));
+      std::memset(static_cast<void*>(block), 0, count * sizeof(Update));
+    }
+  }
+};
+
+// Elements as they were before they were sent.
+template <typename Update>
+struct SentLog {
+  using T = Accumulator<Update>;
+
+  std::vector<uint32_t> indices;
+  std::vector<T> totals;
+  std::vector<T> velocities;
+
+  void add(const Leaf<Update>& leaf, int64_t begin, const uint16_t* list, int64_t count) {
+    const size_t old = indices.size();
+    indices.resize(old + count);
+    totals.resize(old + count);
+    for (int64_t j = 0; j < count; ++j) {
+      indices[old + j] = static_cast<uint32_t>(begin + list[j]);
+      totals[old + j] = leaf.at.new_residual[begin + list[j]];
+    }
+    if (!leaf.has_velocity()) return;
+    velocities.resize(old + count);
+    for (int64_t j = 0; j < count; ++j) velocities[old + j] = leaf.at.new_velocity[begin + list[j]];
+  }
+
+  void reserve(const Leaf<Update>& leaf, size_t count) {
+    indices.reserve(count);
+    totals.reserve(count);
+    if (leaf.has_velocity()) velocities.reserve(count);
+  }
+
+  // Backwards: who was sent twice, being infinite and drawn, ends as it was at first.
+  void undo(const Leaf<Update>& leaf) const {
+    for (size_t j = indices.size(); j-- > 0;) {
+      leaf.at.new_residual[indices[j]] = totals[j];
+      if (leaf.has_velocity()) leaf.at.new_velocity[indices[j]] = velocities[j];
+    }
+  }
+};
+
+}  // namespace zen

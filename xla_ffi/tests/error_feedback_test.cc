@@ -1,0 +1,212 @@
+// send_largest(), send_drawn() and send_reaching() against their definitions, with a sort in place of any threshold.
+#include "xla_ffi/cpu/error_feedback.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cuda/common/bits.h"
+#include "cuda/common/hash.h"
+#include "xla_ffi/cpu/selection.h"
+#include "xla_ffi/tests/check.h"
+#include "xla_ffi/tests/contexts.h"
+
+namespace zen {
+namespace {
+
+constexpr double kMomentum = 0.9;
+constexpr float kScale = 0.75f;
+constexpr uint32_t kStep = 0x9747b28cu;
+
+struct State {
+  std::vector<float> update, residual, velocity, sent;
+
+  FeedbackArrays<float> arrays(bool moves) {
+    return {update.data(), residual.data(), moves ? velocity.data() : nullptr,
+            sent.data(),   residual.data(), moves ? velocity.data() : nullptr};
+  }
+};
+
+uint32_t key_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits & 0x7fffffff;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// What is to be sent in total, in `residual`; the velocity is moved.
+State accumulated(State state, bool moves) {
+  for (size_t i = 0; i < state.update.size(); ++i) {
+    float gained = state.update[i];
+    if (moves) {
+      gained = state.velocity[i] =
+          std::fma(static_cast<float>(kMomentum), state.velocity[i], state.update[i] * kScale);
+    }
+    state.residual[i] += gained;
+  }
+  return state;
+}
+
+// Sends the chosen of what has been accumulated, and what is not finite.
+template <typename Chosen>
+State expected(State state, Chosen&& chosen) {
+  for (size_t i = 0; i < state.residual.size(); ++i) {
+    state.sent[i] = 0;
+    if (!chosen(i) && std::isfinite(state.residual[i])) continue;
+    state.sent[i] = state.residual[i];
+    state.residual[i] = state.velocity[i] = 0;
+  }
+  return state;
+}
+
+// The k largest keys, of equal ones the first.
+std::vector<bool> k_largest(const std::vector<uint32_t>& keys, int64_t begin, int64_t end, int64_t k) {
+  std::vector<int64_t> order(end - begin);
+  std::iota(order.begin(), order.end(), begin);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return keys[a] > keys[b]; });
+  std::vector<bool> chosen(keys.size());
+  const bool everything = keys[order[k - 1]] == 0;
+  for (int64_t rank = 0; rank < (everything ? end - begin : k); ++rank) chosen[order[rank]] = true;
+  return chosen;
+}
+
+LargestBounds bounds_of(int64_t least, int64_t most, int64_t chunks, int64_t size) {
+  const double sampled = chunks * kSampleChunk, rank = least * sampled / size, spread = 3 * std::sqrt(rank) + 1;
+  const auto clamped = [&](double r) { return static_cast<int32_t>(std::clamp(r, 1.0, std::max(sampled, 1.0))); };
+  return {static_cast<int32_t>(least), static_cast<int32_t>(most), clamped(rank + spread), clamped(rank - spread)};
+}
+
+void check(const State& actual, const State& wanted, bool moves) {
+  ZEN_CHECK(same_bits(actual.sent, wanted.sent));
+  ZEN_CHECK(same_bits(actual.residual, wanted.residual));
+  if (moves) ZEN_CHECK(same_bits(actual.velocity, wanted.velocity));
+}
+
+void test_exact(const FeedbackProblem& p, const State& state, int64_t k, int64_t chunks, bool moves,
+                const std::string& name) {
+  const State totals = accumulated(state, moves);
+  std::vector<uint32_t> keys(totals.residual.size());
+  std::transform(totals.residual.begin(), totals.residual.end(), keys.begin(), key_of);
+  std::vector<bool> chosen(keys.size());
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const std::vector<bool> of_item = k_largest(keys, b * p.size, (b + 1) * p.size, k);
+    for (size_t i = 0; i < keys.size(); ++i) chosen[i] = chosen[i] || of_item[i];
+  }
+  const State wanted = expected(totals, [&](size_t i) { return chosen[i]; });
+  const std::vector<LargestBounds> bounds(p.batch, bounds_of(k, k, chunks, p.size));
+  const std::vector<float> scales(p.batch, kScale);
+  for_each_context([&](const Context& context, const std::string& how) {
+    Checks::testing = name + ", " + how + ", k " + std::to_string(k) + ", " + std::to_string(chunks) + " chunks";
+    State actual = state;
+    send_largest(p, actual.arrays(moves), bounds.data(), scales.data(), kMomentum, chunks, context);
+    check(actual, wanted, moves);
+  });
+}
+
+// With slack, whatever the ranges and the instruction set, the same elements go: as many as were asked for or all that
+// are not finite, and none smaller than one that stays.
+void test_slack(const FeedbackProblem& p, const State& state, int64_t k, int64_t chunks, const std::string& name) {
+  const int64_t most = std::min<int64_t>(13 * k / 10, p.size);
+  const LargestBounds bounds = bounds_of(k, most, chunks, p.size);
+  const State totals = accumulated(state, true);
+  const int64_t infinite = std::count_if(totals.residual.begin(), totals.residual.end(),
+                                         [](float total) { return !std::isfinite(total); });
+  State first;
+  for_each_context([&](const Context& context, const std::string& how) {
+    Checks::testing = name + ", with slack, " + how + ", k " + std::to_string(k);
+    State actual = state;
+    send_largest(p, actual.arrays(true), &bounds, &kScale, kMomentum, chunks, context);
+    if (first.sent.empty()) first = actual;
+    check(actual, first, true);
+    int64_t sent = 0;
+    uint32_t least_sent = kTopKey<uint32_t>, most_kept = 0;
+    for (int64_t i = 0; i < p.size; ++i) {
+      const uint32_t key = key_of(totals.residual[i]);
+      if (actual.sent[i] != 0) {
+        ++sent;
+        least_sent = std::min(least_sent, key);
+      } else {
+        most_kept = std::max(most_kept, key);
+      }
+    }
+    ZEN_CHECK(sent <= std::max(most, infinite));
+    ZEN_CHECK(sent >= k || most_kept == 0);
+    ZEN_CHECK(least_sent >= most_kept);
+  });
+}
+
+void test_others(const FeedbackProblem& p, const State& state, int64_t k, const std::string& name) {
+  const State totals = accumulated(state, false);
+  std::vector<uint32_t> draws(p.size);
+  for (int64_t i = 0; i < p.size; ++i) draws[i] = murmur3_finish(static_cast<uint32_t>(i) ^ kStep) >> 1 | 1;
+  const std::vector<bool> chosen = k_largest(draws, 0, p.size, k);
+  const State drawn = expected(totals, [&](size_t i) { return chosen[i]; });
+  const State reaching = expected(totals, [&](size_t i) { return std::abs(totals.residual[i]) >= 1.5f; });
+  for_each_context([&](const Context& context, const std::string& how) {
+    Checks::testing = name + ", " + how + ", drawn, then reaching";
+    State actual = state;
+    send_drawn(p, actual.arrays(false), &kStep, k, context);
+    check(actual, drawn, false);
+    actual = state;
+    send_reaching(p, actual.arrays(false), key_of(1.5f), context);
+    check(actual, reaching, false);
+  });
+}
+
+State random_state(int64_t size, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  State state;
+  for (auto* values : {&state.update, &state.residual, &state.velocity}) {
+    for (int64_t i = 0; i < size; ++i) values->push_back(normal(random));
+  }
+  state.sent.assign(size, 7.0f);
+  return state;
+}
+
+void test_size(int64_t batch, int64_t size, int64_t chunks) {
+  const FeedbackProblem p = {batch, size};
+  const State ordinary = random_state(batch * size, size);
+  State tied = ordinary, hidden = ordinary, shown = ordinary, special = ordinary;
+  for (float& x : tied.update) x = std::round(2 * x);
+  std::fill(tied.residual.begin(), tied.residual.end(), 0.0f);
+  // The large elements lie where the sample takes too few of them, or nothing but them.
+  for (int64_t i = 0; i < batch * size; ++i) hidden.update[i] = i % size < size / 20 ? 100.0f + i % 977 : 0.0f;
+  for (int64_t i = 0; i < batch * chunks * kSampleChunk; ++i) {
+    const int64_t chunk = i / kSampleChunk % chunks, stretch = size / chunks, item = i / (chunks * kSampleChunk);
+    const uint32_t places = static_cast<uint32_t>(stretch - kSampleChunk + 1);
+    const int64_t begin = chunk * stretch + reduce_to_range(murmur3(static_cast<uint32_t>(chunk), 0), places);
+    shown.update[item * size + begin + i % kSampleChunk] += 1000.0f;
+  }
+  for (int64_t i = 0; i < batch * size; i += 13) special.update[i] = i % 2 ? INFINITY : -INFINITY;
+  for (int64_t i = 0; i < batch * size; i += 29) special.residual[i] = special.update[i] = -0.0f;
+  const std::pair<std::string, const State*> states[] = {
+      {"ordinary", &ordinary}, {"tied", &tied}, {"hidden", &hidden}, {"shown", &shown}, {"special", &special}};
+  for (const auto& [name, state] : states) {
+    for (int64_t k : {int64_t{1}, ceil_div(size, 100), ceil_div(size, 5), size}) {
+      for (bool moves : {false, true}) test_exact(p, *state, k, chunks, moves, name);
+      if (batch > 1) continue;
+      test_slack(p, *state, k, chunks, name);
+      test_others(p, *state, k, name);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zen
+
+int main() {
+  zen::test_size(1, 1, 0);
+  zen::test_size(3, 65, 0);
+  zen::test_size(1, 5003, 0);
+  zen::test_size(1, 20011, 64);
+  zen::test_size(2, 20011, 64);
+  return zen::test_result();
+}
