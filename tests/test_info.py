@@ -11,7 +11,7 @@ from cases import sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zen_jax.schemes.ladder import ladder
+from zen_jax.schemes.ladder import ladder, rounds
 
 UNITS, WIDTH = 900, 4
 UNIT_BYTES = 4 * WIDTH
@@ -126,6 +126,13 @@ def test_omnireduce(planned, seed, density, skew):
     messages = lambda c: coo(c, BLOCK_BYTES), lambda c: 4 + coo(c, BLOCK_BYTES)
     check_servers(info, nonzero, np.arange(blocks) // size, size, planned, BLOCK_BYTES, *messages)
     np.testing.assert_allclose(info.bytes_dense, 2 * (n - 1) / n * stack[0].nbytes, 1e-6)
+
+
+@pytest.mark.parametrize("planned", [1, 3, 7, 30, 2**31 - 1])
+def test_rounds(planned):
+    fullest = np.array([0, 1, 29, 30, 31, 90, 91, 2**31 - 1], np.int32)
+    expected = np.maximum(-(-fullest.astype(np.int64) // planned), 1).astype(np.float32)
+    np.testing.assert_array_equal(jax.jit(lambda count: rounds(count, planned))(fullest), expected)
 
 
 @pytest.mark.parametrize("planned", [None, 30])

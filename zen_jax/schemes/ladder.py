@@ -46,4 +46,7 @@ def rung_for(count: Array, rungs: tuple[int, ...]) -> Array:
 
 def rounds(fullest: Array, planned: int | None) -> Array:
     """Messages of the planned capacity that the fullest one would fill: 1 while the plan holds, or without one."""
-    return jnp.maximum(jnp.ceil(fullest / planned), 1.0).astype(jnp.float32) if planned else jnp.ones((), jnp.float32)
+    if not planned:
+        return jnp.ones((), jnp.float32)
+    # In integers: XLA divides floats by a constant through its reciprocal, and 90 / 30 would be above 3.
+    return jnp.maximum((fullest - 1) // planned + 1, 1).astype(jnp.float32)
