@@ -99,7 +99,7 @@ def main() -> None:
             for n in options.hosts:
                 rows += compare(example, n, options)
                 print(measure.table(rows[-len(options.schemes) :]), flush=True)
-    measure.write_json(options.json, {"environment": measure.environment(), "rows": rows})
+                measure.write_json(options.json, {"environment": measure.environment(), "rows": rows})
 
 
 if __name__ == "__main__":
