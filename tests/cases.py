@@ -117,3 +117,7 @@ def _tiny(dtype):
 
 def _largest(dtype):
     return ml_dtypes.finfo(dtype).max
+
+
+def normal(shape, seed=0, dtype=np.float32):
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)

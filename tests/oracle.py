@@ -176,3 +176,10 @@ def balanced_parallelism_bytes(stack, unit_width=1, seed=0):
     push = (n - 1) * fullest * (4 + itemsize)
     pull = (n - 1) * (largest * itemsize + 4 * tiles(tiles(units, n), 32))
     return push + pull
+
+
+def largest(x, k):
+    """The k largest magnitudes of x, of equal ones those of lowest index, by a stable sort."""
+    mask = np.zeros(x.size, bool)
+    mask[np.argsort(-np.abs(x), kind="stable")[:k]] = True
+    return mask

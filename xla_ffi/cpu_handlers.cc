@@ -19,13 +19,6 @@
 namespace zen {
 namespace {
 
-using Result = ffi::Result<ffi::AnyBuffer>;
-
-template <typename T>
-T* data(ffi::AnyBuffer buffer) {
-  return static_cast<T*>(buffer.untyped_data());
-}
-
 // Runs a kernel on XLA's pool; running out of memory becomes an error.
 template <typename Kernel>
 ffi::Error launch(ffi::ThreadPool pool, Kernel&& kernel) {

@@ -18,13 +18,6 @@
 namespace zen {
 namespace {
 
-using Result = ffi::Result<ffi::AnyBuffer>;
-
-template <typename T>
-T* data(ffi::AnyBuffer buffer) {
-  return static_cast<T*>(buffer.untyped_data());
-}
-
 cuda::Element element(ffi::AnyBuffer buffer) {
   switch (buffer.element_type()) {
     case ffi::F64:

@@ -1,4 +1,4 @@
-// Shape and dtype checks of the FFI handlers, the same for both platforms. Each returns the sizes of the call, or an
+// What the FFI handlers of both platforms do with buffers: shape and dtype checks, and typed data. Each check returns the sizes of the call, or an
 // InvalidArgument error that names the buffer, its shape and the shape it should have.
 #pragma once
 
@@ -10,6 +10,13 @@
 namespace zen {
 
 namespace ffi = xla::ffi;
+
+using Result = ffi::Result<ffi::AnyBuffer>;
+
+template <typename T>
+T* data(ffi::AnyBuffer buffer) {
+  return static_cast<T*>(buffer.untyped_data());
+}
 
 ffi::ErrorOr<PartitionProblem> check_partition(ffi::AnyBuffer x, ffi::AnyBuffer positions, ffi::AnyBuffer values,
                                                ffi::AnyBuffer counts);

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from examples.common.synthetic import zipf
 from examples.common.task import DataError
 
 _TRAIN, _VALID = 0, 1  # in `split`
@@ -52,9 +53,7 @@ def synthetic(seed: int) -> Dataset:
     rng = np.random.default_rng(seed)
     fields, count, dim = _SYNTHETIC_FIELDS, _SYNTHETIC_EXAMPLES, 4
     offsets = np.cumsum(fields) - fields
-    # A log-uniform draw: P(id) falls as 1 / (id + 1).
-    rows = (np.exp(rng.random((count, len(fields))) * np.log(fields + 1)).astype(np.int32) - 1).clip(0, fields - 1)
-    rows = (rows + offsets).astype(np.int32)
+    rows = (zipf(rng, fields, (count, len(fields))) + offsets).astype(np.int32)
     weights, factors = rng.normal(0, 0.3, fields.sum()), rng.normal(0, 0.15, (fields.sum(), dim))
     total = sum(factors[column] for column in rows.T)
     squares = sum((factors**2).sum(axis=1)[column] for column in rows.T)

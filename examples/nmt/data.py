@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from examples.common import text
+from examples.common.synthetic import zipf
 from examples.common.task import DataError
 
 EOS = 0
@@ -84,8 +85,7 @@ def _invent(vocab: int, length: int, seed: int) -> Bitext:
     """Sentences of words drawn by Zipf's law; word i translates to word i, and the order turns round."""
     rng = np.random.default_rng(seed)
     count = sum(_INVENTED)
-    uniform = rng.random((count, length + 1))
-    words = np.minimum(np.exp(uniform * np.log(vocab - 1)).astype(np.int32), vocab - 2) + 1  # all but EOS
+    words = zipf(rng, vocab - 2, (count, length + 1)) + 2  # all but EOS and UNK
     lengths = rng.integers(1, length + 1, (count, 1))
     places = np.arange(length + 1)
     inside = places < lengths

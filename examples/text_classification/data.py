@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from examples.common.synthetic import zipf
 from examples.common.task import DataError
 from examples.common.text import EOS, encode, read, vocabulary
 
@@ -53,8 +54,7 @@ def synthetic(vocab: int, length: int, seed: int) -> Dataset:
     vocab = min(vocab, _SYNTHETIC_WORDS)
     shape = (_SYNTHETIC_COMMENTS, length)
     labels = rng.integers(0, _SYNTHETIC_LABELS, (_SYNTHETIC_COMMENTS, 2))
-    # A log-uniform draw: P(id) falls as 1 / (id + 1).
-    words = np.exp(rng.random(shape) * np.log(vocab + 1)).astype(np.int32) - 1
+    words = zipf(rng, vocab, shape)
     theirs = words % 16 * _SYNTHETIC_LABELS + labels[:, np.arange(length) % 2]
     words = np.where(rng.random(shape) < 0.5, theirs, words).clip(0, vocab - 1).astype(np.int32)
     targets = np.zeros((_SYNTHETIC_COMMENTS, _SYNTHETIC_LABELS), np.float32)

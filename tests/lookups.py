@@ -1,0 +1,38 @@
+"""Lookups in a small table, what NumPy makes of their gradients, and what a row-sparse gradient must look like."""
+
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
+
+import zen_jax as zen
+
+N, V, D, K = 4, 23, 3, 12
+RNG = np.random.default_rng(0)
+TABLE = RNG.integers(-8, 9, (V, D)).astype(np.float32)
+ids_in_range = st.lists(st.integers(0, V - 1), min_size=K, max_size=K).map(lambda ids: np.array(ids, np.int32))
+any_ids = st.lists(st.integers(-3, V + 3), min_size=K, max_size=K).map(lambda ids: np.array(ids, np.int32))
+
+
+def integers(*shape):
+    return RNG.integers(-8, 9, shape).astype(np.float32)
+
+
+def dense_sum(ids, rows, num_rows=V):
+    """NumPy's [V, D] of lookups' gradients; ids outside are left out."""
+    total = np.zeros((num_rows, *rows.shape[1:]), np.float64)
+    inside = (ids >= 0) & (ids < num_rows)
+    np.add.at(total, ids[inside], rows[inside].astype(np.float64))
+    return total
+
+
+def assert_well_formed(gradient):
+    """Ids ascend, each once; what is unused is V and zero."""
+    ids, rows = np.asarray(gradient.ids), np.asarray(gradient.rows)
+    used = ids < gradient.num_rows
+    assert (np.diff(ids[used]) > 0).all()
+    assert (ids[np.count_nonzero(used) :] == gradient.num_rows).all()
+    assert (rows[~used] == 0).all()
+
+
+def merged(ids, rows):
+    return zen.RowSparseGradient.from_lookups(jnp.asarray(ids), jnp.asarray(rows), V)

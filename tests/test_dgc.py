@@ -1,0 +1,141 @@
+"""Deep Gradient Compression: it follows the paper, warms up, shares thresholds, and trains as well as dense."""
+
+import math
+
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from cases import normal
+from jax.sharding import AxisType, PartitionSpec
+
+import zen_jax as zen
+
+pytestmark = pytest.mark.promoting  # optax's own arithmetic relies on promotion
+
+
+def oracle_dgc(gradients, density, momentum, clip):
+    """Lin et al., algorithm 4 with its equations, in float64; yields (sent, velocity, residual) a step."""
+    velocity = residual = np.zeros(gradients[0].shape)
+    for gradient in gradients:
+        gradient = gradient.astype(np.float64)
+        gradient *= min(1, clip / np.linalg.norm(gradient))
+        velocity = momentum * velocity + gradient
+        residual = residual + velocity
+        mask = oracle.largest(residual.ravel(), math.ceil(density * gradient.size)).reshape(gradient.shape)
+        sent = np.where(mask, residual, 0)
+        velocity, residual = np.where(mask, 0, velocity), np.where(mask, 0, residual)
+        yield sent, velocity, residual
+
+
+def test_dgc_follows_the_paper():
+    """Small enough that 1.3 k is k, so that the choice is the paper's too; the norm is a fourth worker's share."""
+    gradients = [normal((6, 5), step) for step in range(8)]
+    sparsifier = zen.dgc(0.1, momentum=0.7, clip_norm=6.0, axis_name=harness.AXIS)
+    state = jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), sparsifier.init(jnp.zeros((6, 5))))
+    run = jax.jit(jax.vmap(sparsifier.update, axis_name=harness.AXIS))
+    for gradient, expected in zip(gradients, oracle_dgc(gradients, 0.1, 0.7, clip=6.0 / math.sqrt(4)), strict=True):
+        sent, state = run(jnp.stack([gradient] * 4), state)
+        for actual, wanted in zip((sent, state.velocity, state.residual), expected, strict=True):
+            np.testing.assert_allclose(actual[3], wanted, 1e-5, 1e-6)
+
+
+def test_dgc_leaves_vectors_to_momentum():
+    sparsifier, plain = zen.dgc(0.1, momentum=0.8), optax.trace(0.8)
+    state, expected_state = sparsifier.init(jnp.zeros(9)), plain.init(jnp.zeros(9))
+    for step in range(3):
+        sent, state = sparsifier.update(jnp.asarray(normal(9, step)), state)
+        expected, expected_state = plain.update(jnp.asarray(normal(9, step)), expected_state)
+        np.testing.assert_allclose(sent, expected, 1e-6)
+
+
+def test_dgc_warms_up():
+    sparsifier = zen.dgc(zen.warmup_density(0.01, steps=10, stages=5))
+    state, step = sparsifier.init(jnp.zeros((100, 100))), jax.jit(sparsifier.update)
+    counts = []
+    for i in range(12):
+        sent, state = step(normal((100, 100), i), state)
+        counts.append(np.count_nonzero(sent))
+    densities = [0.01 ** (stage / 6) for stage in (1, 2, 3, 4, 5, 6) for _ in range(2)]
+    for count, density in zip(counts, densities, strict=True):
+        assert math.ceil(1e4 * density) <= count <= 1.3 * 1e4 * density + 1
+
+
+@pytest.mark.parametrize(("mode", "columns"), [("vmap", 8), ("shard_map", 8), ("shard_map_unchecked", 20000)])
+def test_dgc_shares_a_threshold_over_the_model_axis(mode, columns):
+    """The shards of a leaf send what is largest in the whole leaf, however uneven they are."""
+    scale = np.array([1, 4, 0.1, 2], np.float32)[:, None, None]
+    shards = normal((4, 12, columns)) * scale
+    whole = zen.dgc(0.1)
+    expected, _ = whole.update(jnp.asarray(shards.reshape(48, columns)), whole.init(jnp.zeros((48, columns))))
+    sharded = zen.dgc(0.1, model_axis=harness.AXIS)
+    worker = lambda g: sharded.update(g, sharded.init(jnp.zeros((12, columns))))[0]  # noqa: E731
+    sent = np.asarray(harness.spmd(worker, mode, 4)(shards))
+    count = np.count_nonzero(sent)
+    assert math.ceil(0.1 * shards.size) <= count <= 1.3 * 0.1 * shards.size + 1
+    np.testing.assert_array_equal((sent != 0).ravel(), oracle.largest(shards.ravel(), count))
+    assert count / np.count_nonzero(expected) == pytest.approx(1, abs=0.3)
+
+
+@pytest.mark.parametrize("mode", ["vmap", "shard_map"])
+def test_ties_over_the_model_axis(mode):
+    """Equal elements everywhere: k of them go, and at most one more from each further shard."""
+    sparsifier = zen.dgc(0.1, model_axis=harness.AXIS)
+    worker = lambda g: sparsifier.update(g, sparsifier.init(jnp.zeros((12, 8))))[0]  # noqa: E731
+    sent = np.asarray(harness.spmd(worker, mode, 4)(np.ones((4, 12, 8), np.float32)))
+    assert 39 <= np.count_nonzero(sent) <= 42
+
+
+def test_data_and_model_axes_together():
+    """Under check_vma, with clipping over both: every data worker's shards agree on a threshold of their own."""
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    sparsifier = zen.dgc(zen.warmup_density(0.1, 10), clip_norm=1.0, axis_name="data", model_axis="model")
+    gradients = normal((2, 2, 16, 6)) * np.array([1, 5], np.float32)[None, :, None, None]
+
+    def worker(gradient):
+        gradient = gradient[0, 0]
+        sent, state = sparsifier.update(gradient, sparsifier.init(jnp.zeros((16, 6))))
+        sent, _ = sparsifier.update(gradient, state)
+        return sent[None, None]
+
+    spec = PartitionSpec("data", "model")
+    sent = np.asarray(jax.jit(jax.shard_map(worker, mesh=mesh, in_specs=spec, out_specs=spec))(gradients))
+    first_share = 0.1 ** (1 / 6)
+    for of_worker in sent:
+        assert 0 < np.count_nonzero(of_worker) <= 1.3 * first_share * of_worker.size
+
+
+def train(optimizer, steps=300, n=4):
+    """Loss of a linear model on noisy data that n workers share, after training."""
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(n, 64, 30)).astype(np.float32)
+    targets = inputs @ rng.normal(size=(30, 4)).astype(np.float32) + 0.1 * rng.normal(size=(n, 64, 4))
+    targets = targets.astype(np.float32)
+    params = {"kernel": jnp.zeros((30, 4)), "bias": jnp.zeros(4)}
+
+    def loss(params, inputs, targets):
+        return jnp.mean((inputs @ params["kernel"] + params["bias"][None, :] - targets) ** 2)
+
+    def worker(carry, inputs, targets):
+        params, state = carry
+        gradients = jax.grad(loss)(params, inputs, targets)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    def step(carry, _):
+        return jax.vmap(worker, axis_name="data")(carry, inputs, targets), None
+
+    carry = jax.tree.map(lambda leaf: jnp.stack([leaf] * n), (params, optimizer.init(params)))
+    (params, _), _ = jax.jit(lambda carry: jax.lax.scan(step, carry, length=steps))(carry)
+    assert all((leaf == leaf[:1]).all() for leaf in jax.tree.leaves(params))
+    return float(jax.vmap(loss)(params, inputs, targets).mean())
+
+
+def test_dgc_trains_as_well_as_dense():
+    dense = train(optax.chain(zen.synchronize("data"), optax.sgd(0.02, momentum=0.9)))
+    sparse = train(optax.chain(zen.dgc(0.05), zen.synchronize("data", unit="element"), optax.sgd(0.02)))
+    assert 0.005 < dense < 0.012  # the noise's variance
+    assert sparse == pytest.approx(dense, rel=0.02)

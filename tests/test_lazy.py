@@ -1,0 +1,120 @@
+"""`lazy` and `densify`: optax optimizers on row-sparse gradients, against NumPy and against dense gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import assert_same_bits
+from lookups import TABLE, D, K, V, dense_sum, integers, merged
+
+from zen_jax import embedding
+
+pytestmark = pytest.mark.promoting  # optax's and Flax's own arithmetic relies on promotion
+
+
+STEPS = 5
+OPTIMIZERS = {
+    "sgd": optax.sgd(0.25),
+    "momentum": optax.sgd(0.1, momentum=0.9),
+    "adagrad": optax.adagrad(0.1),
+    "adam": optax.adam(0.1),
+    "adamw": optax.adamw(0.1, weight_decay=0.03),
+    "schedule": optax.sgd(optax.linear_schedule(0.2, 0.1, STEPS)),
+}
+
+
+class LazyOracle:
+    """Each optimizer's rule on touched rows, in float64."""
+
+    def __init__(self, name, table):
+        self.name, self.table, self.step = name, table.astype(np.float64), 0
+        self.first, self.second = np.zeros_like(self.table), np.zeros_like(self.table)
+
+    def update(self, touched, gradient):
+        self.step += 1
+        g, p, t = gradient[touched], self.table[touched], self.step
+        m, v = self.first[touched], self.second[touched]
+        if self.name in ("sgd", "schedule"):
+            rate = 0.25 if self.name == "sgd" else 0.2 - 0.1 * (t - 1) / STEPS
+            p = p - rate * g
+        elif self.name == "momentum":
+            m = g + 0.9 * m
+            p = p - 0.1 * m
+        elif self.name == "adagrad":
+            v = v + g**2
+            p = p - 0.1 * g / np.sqrt(0.1 + v + 1e-7)
+        else:
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            direction = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+            p = p - 0.1 * (direction + (0.03 * p if self.name == "adamw" else 0))
+        self.table[touched], self.first[touched], self.second[touched] = p, m, v
+
+
+def run_steps(optimizer, params, gradients):
+    @jax.jit
+    def step(params, state, gradient):
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = optimizer.init(params)
+    for gradient in gradients:
+        params, state = step(params, state, gradient)
+    return params, state
+
+
+def batches(every_row=False):
+    for step in range(STEPS):
+        ids = np.random.default_rng(step).integers(0, V, K).astype(np.int32)
+        yield (np.arange(V, dtype=np.int32), integers(V, D)) if every_row else (ids, integers(K, D))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_lazy_updates_touched_rows(name):
+    """NumPy's result. Untouched rows keep their bits; a leaf with an array gradient is updated as by optax."""
+    steps, head = list(batches()), [jnp.asarray(integers(D)) for _ in range(STEPS)]
+    params = {"table": jnp.asarray(TABLE), "head": jnp.ones(D), "none": None}
+    gradients = [
+        {"table": merged(*step), "head": of_head, "none": None} for step, of_head in zip(steps, head, strict=True)
+    ]
+    actual, state = run_steps(embedding.lazy(OPTIMIZERS[name]), params, gradients)
+    reference = LazyOracle(name, TABLE)
+    for ids, rows in steps:
+        reference.update(np.unique(ids), dense_sum(ids, rows))
+    np.testing.assert_allclose(actual["table"], reference.table, 2e-5, 1e-6)
+    untouched = np.setdiff1d(np.arange(V), np.concatenate([ids for ids, _ in steps]))
+    assert untouched.size
+    assert_same_bits(np.asarray(actual["table"])[untouched], TABLE[untouched])
+    expected_head, _ = run_steps(OPTIMIZERS[name], params["head"], head)
+    np.testing.assert_allclose(actual["head"], expected_head, 1e-6)
+    assert jax.tree.structure(state) == jax.tree.structure(OPTIMIZERS[name].init(params))
+
+
+@pytest.mark.parametrize(
+    "name, every_row", [(name, True) for name in OPTIMIZERS] + [("sgd", False), ("adagrad", False)]
+)
+def test_lazy_equals_dense(name, every_row):
+    """Where every step touches every row, and under sgd and adagrad always. Exactly so for sgd on integers."""
+    steps = list(batches(every_row))
+    actual, _ = run_steps(embedding.lazy(OPTIMIZERS[name]), jnp.asarray(TABLE), [merged(*step) for step in steps])
+    dense = [jnp.asarray(dense_sum(*step), jnp.float32) for step in steps]
+    expected, _ = run_steps(OPTIMIZERS[name], jnp.asarray(TABLE), dense)
+    np.testing.assert_allclose(actual, expected, *((0, 0) if name == "sgd" else (1e-5, 1e-6)))
+
+
+def test_densify_equals_dense():
+    steps = list(batches())
+    optimizer = optax.chain(embedding.densify(), OPTIMIZERS["adamw"])
+    actual, _ = run_steps(optimizer, jnp.asarray(TABLE), [merged(*step) for step in steps])
+    dense = [jnp.asarray(dense_sum(*step), jnp.float32) for step in steps]
+    expected, _ = run_steps(OPTIMIZERS["adamw"], jnp.asarray(TABLE), dense)
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_clipping_by_global_norm():
+    """A norm over the whole tree is that of the dense gradients: equal ids are merged and unused rows are zero."""
+    steps = list(batches())
+    clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.5))
+    actual, _ = run_steps(embedding.lazy(clipped), jnp.asarray(TABLE), [merged(*step) for step in steps])
+    expected, _ = run_steps(clipped, jnp.asarray(TABLE), [jnp.asarray(dense_sum(*s), jnp.float32) for s in steps])
+    np.testing.assert_allclose(actual, expected, 1e-6, 1e-6)

@@ -1,0 +1,160 @@
+"""`RowSparseGradient`: merged lookups, and their synchronisation."""
+
+import harness
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import oracle
+import pytest
+from cases import assert_same_bits
+from hypothesis import given
+from lookups import RNG, TABLE, D, K, N, V, any_ids, assert_well_formed, dense_sum, integers, merged
+
+import zen_jax as zen
+
+pytestmark = pytest.mark.promoting  # optax's and Flax's own arithmetic relies on promotion
+
+
+MERGE = jax.jit(lambda ids, rows: zen.RowSparseGradient.from_lookups(ids, rows, V))
+
+
+@given(any_ids)
+def test_merging_sums_equal_ids(ids):
+    rows = np.arange(K * D, dtype=np.float32).reshape(K, D)
+    gradient = MERGE(ids, rows)
+    assert_well_formed(gradient)
+    np.testing.assert_array_equal(gradient.ids[gradient.ids < V], np.unique(ids[(ids >= 0) & (ids < V)]))
+    np.testing.assert_array_equal(gradient.to_dense(), dense_sum(ids, rows))
+
+
+def test_merging_16_bit_rounds_once():
+    rows = np.full((300, 1), 1.0, ml_dtypes.bfloat16)
+    gradient = zen.RowSparseGradient.from_lookups(jnp.full(300, 4, jnp.int32), jnp.asarray(rows), V)
+    assert gradient.rows.dtype == jnp.bfloat16
+    assert float(gradient.rows[0, 0]) == 300  # step by step in bfloat16 it would stay at 256
+
+
+def test_adding_and_taking():
+    gradient = zen.RowSparseGradient.from_lookups(jnp.array([5, 2, 5, 40]), jnp.asarray(integers(4, D)), V)
+    np.testing.assert_array_equal(jnp.asarray(TABLE) + gradient, TABLE + np.asarray(gradient.to_dense()))
+    np.testing.assert_array_equal(gradient.take(jnp.asarray(TABLE))[:3], [TABLE[2], TABLE[5], np.zeros(D)])
+    assert (gradient.shape, gradient.size, gradient.dtype) == ((V, D), V * D, jnp.float32)
+    with pytest.raises(ValueError, match=r"table of shape \(23, 3\), but the table has \(22, 3\)"):
+        jnp.asarray(TABLE[1:]) + gradient
+    with pytest.raises(ValueError, match=r"ids of float32.*zen_jax\.embedding\.lazy"):
+        optax.tree.scale(0.5, gradient).take(jnp.asarray(TABLE))
+
+
+# --- synchronisation --------------------------------------------------------------------------------------------------
+
+
+def reduce_stack(ids, rows, num_rows, mode="vmap", **options):
+    """Synchronises n workers' merged lookups [n, K], [n, K, D]: (gradient, info), both stacked."""
+    transform = zen.synchronize(harness.AXIS, **options)
+
+    def worker(lookups):
+        gradient = zen.RowSparseGradient.from_lookups(*lookups, num_rows)
+        updates, state = transform.update({"table": gradient}, None)
+        return updates["table"], state.info
+
+    return harness.spmd(worker, mode, ids.shape[0])((ids, rows))
+
+
+def assert_reduced(gradient, ids, rows, num_rows, divisor=1):
+    n, entries = ids.shape
+    for worker in range(n):
+        for mine, first in zip(jax.tree.leaves(gradient), jax.tree.leaves(gradient), strict=True):
+            assert_same_bits(mine[worker], first[0])
+    one = jax.tree.map(lambda x: x[0], gradient)
+    assert_well_formed(one)
+    assert one.ids.size == min(n * entries, num_rows)
+    np.testing.assert_array_equal(one.ids[one.ids < num_rows], np.unique(ids[(ids >= 0) & (ids < num_rows)]))
+    expected = dense_sum(ids.reshape(-1), rows.reshape(-1, *rows.shape[2:]), num_rows)
+    np.testing.assert_array_equal(np.asarray(one.to_dense(), np.float64), expected / divisor)
+
+
+@pytest.mark.parametrize("mode", harness.MODES)
+def test_synchronize_sums_rows(mode):
+    ids = RNG.integers(0, V, (N, K)).astype(np.int32)
+    rows = integers(N, K, D)
+    gradient, info = reduce_stack(ids, rows, V, mode, op="sum")
+    assert_reduced(gradient, ids, rows, V)
+    fused = jax.tree.map(lambda field: float(field[0]), info["(fused)"])
+    distinct = [len(np.unique(of_worker)) for of_worker in ids]
+    np.testing.assert_allclose(fused.density, np.mean(distinct) / V, 1e-6)
+    np.testing.assert_allclose(fused.density_reduced, len(np.unique(ids)) / V, 1e-6)
+    assert fused.bytes_dense == 2 * (N - 1) / N * V * D * 4
+
+
+WIDE = 2000  # columns: two rows fill the smallest message
+NUM_ROWS = {"more than are touched": 1000, "fewer than could be touched": 9, "fewer than workers": 3}
+
+
+@pytest.mark.parametrize("num_rows", NUM_ROWS.values(), ids=NUM_ROWS.keys())
+def test_synchronize_every_size_of_message(num_rows):
+    """Lossless from no rows at all to all of them on one server, through every rung of the ladder."""
+    of_one_server = np.flatnonzero(oracle.server_of(np.arange(num_rows), N) == 1)
+    stacks = {
+        "spread": RNG.integers(0, num_rows, (N, K)),
+        "nothing": np.full((N, K), -1),
+        "one worker alone": np.where(np.arange(N)[:, None] == 2, RNG.integers(0, num_rows, (N, K)), -1),
+        "all on one server": np.resize(of_one_server, (N, K)),
+        "the same everywhere": np.resize(np.arange(num_rows), (N, K)),
+        "no two workers share": np.resize(np.arange(min(num_rows, N * K)), (N, K)),
+    }
+    worker = lambda lookups: zen.synchronize(harness.AXIS, dense_below=0).update(  # noqa: E731
+        zen.RowSparseGradient.from_lookups(*lookups, num_rows), None
+    )
+    run = harness.spmd(worker, "vmap", N)
+    for name, ids in stacks.items():
+        ids, rows = ids.astype(np.int32), integers(N, K, WIDE)
+        gradient, state = run((ids, rows))
+        assert_reduced(gradient, ids, rows, num_rows, divisor=N)
+        info = jax.tree.map(lambda field: float(field[0]), state.info[""])
+        assert name != "nothing" or info.density_reduced == 0
+        assert name != "all on one server" or info.imbalance_push == N
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_synchronize_16_bit(dtype):
+    """Summed in float32 in worker order and rounded once, as a dense gradient is."""
+    ids = np.tile(np.arange(K, dtype=np.int32), (N, 1))
+    rows = RNG.normal(size=(N, K, D)).astype(dtype)
+    gradient, _ = reduce_stack(ids, rows, V)
+    assert_same_bits(np.asarray(gradient.rows)[0, :K], oracle.ordered_sum(rows, N))
+
+
+def test_one_worker_and_no_lookups():
+    ids, rows = np.array([[4, 2, 4]], np.int32), integers(1, 3, D)
+    assert_reduced(reduce_stack(ids, rows, V)[0], ids, rows, V)
+    nothing = np.zeros((N, 0), np.int32), np.zeros((N, 0, D), np.float32)
+    assert_reduced(reduce_stack(*nothing, V)[0], *nothing, V)
+
+
+def test_state_keeps_its_structure():
+    """From init, which sees tables, over updates, which see rows; with a plan as well."""
+    params = {"large": jnp.zeros((3000, 100)), "small": jnp.zeros((V, D)), "bias": jnp.zeros(3)}
+    ids, rows = jnp.arange(N, dtype=jnp.int32)[:, None], jnp.ones((N, 1, 100))
+    plan = zen.plan(zen.profile(jax.tree.map(lambda p: jnp.ones((N, *p.shape)), params)), zen.Cluster(N))
+    for transform in (zen.synchronize("data", plan=how) for how in (None, plan, zen.Profiler())):
+        state = transform.init(params)
+
+        def worker(ids, rows, transform=transform, state=state):
+            large = zen.RowSparseGradient.from_lookups(ids, rows, 3000)
+            small = zen.RowSparseGradient.from_lookups(ids, rows[:, :D], V)
+            return transform.update({"large": large, "small": small, "bias": jnp.ones(3)}, state)
+
+        updates, after = jax.vmap(worker, axis_name="data")(ids, rows)
+        assert jax.tree.structure(after) == jax.tree.structure(state)
+        assert updates["small"].rows.shape == (N, N, D)
+        np.testing.assert_array_equal(updates["bias"], np.ones((N, 3)))
+
+
+def test_synchronize_refuses_changed_ids():
+    chain = optax.chain(optax.scale(0.5), zen.synchronize("data"))
+    with pytest.raises(ValueError, match=r"ids of float32.*zen_jax\.embedding\.lazy"):
+        jax.vmap(lambda ids: chain.update(merged(ids, jnp.ones((1, D))), chain.init(()))[0], axis_name="data")(
+            jnp.zeros((N, 1), jnp.int32)
+        )
