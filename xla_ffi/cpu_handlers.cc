@@ -12,6 +12,7 @@
 #include "xla_ffi/cpu/hierarchical_hash.h"
 #include "xla_ffi/cpu/isa.h"
 #include "xla_ffi/cpu/partition.h"
+#include "xla_ffi/cpu/partition_coo.h"
 #include "xla_ffi/cpu/pool_parallel.h"
 #include "xla_ffi/registration.h"
 #include "xla_ffi/shapes.h"
@@ -72,6 +73,20 @@ ffi::Error partition_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, Result posi
   });
 }
 
+ffi::Error partition_coo_handler(ffi::ThreadPool pool, ffi::AnyBuffer indices, ffi::AnyBuffer values,
+                                 ffi::AnyBuffer count, Result positions, Result bucket_values, Result counts,
+                                 uint32_t seed) {
+  const auto problem = check_partition_coo(indices, values, count, *positions, *bucket_values, *counts);
+  if (problem.has_error()) return problem.error();
+  return launch(pool, [&](const Context& context) {
+    with_bits(values.element_type(), [&](auto bits) {
+      using Bits = decltype(bits);
+      partition_coo(*problem, data<const int32_t>(indices), data<const Bits>(values), data<const int32_t>(count), seed,
+                    data<int32_t>(*positions), data<Bits>(*bucket_values), data<int32_t>(*counts), context);
+    });
+  });
+}
+
 ffi::Error aggregate_handler(ffi::ThreadPool pool, ffi::AnyBuffer positions, ffi::AnyBuffer values,
                              ffi::AnyBuffer counts, Result shard, int64_t divisor) {
   const auto problem = check_aggregate(positions, values, counts, divisor, *shard);
@@ -120,11 +135,26 @@ ffi::Error hierarchical_hash_handler(ffi::ThreadPool pool, ffi::AnyBuffer indice
   });
 }
 
+// Without velocities, and with no place for what is sent.
+template <typename Update>
+FeedbackArrays<Update> arrays_of(ffi::AnyBuffer update, ffi::AnyBuffer residual, Result new_residual) {
+  using T = Accumulator<Update>;
+  return {data<const Update>(update), data<const T>(residual), nullptr, nullptr, data<T>(*new_residual), nullptr};
+}
+
 template <typename Update>
 FeedbackArrays<Update> arrays_of(ffi::AnyBuffer update, ffi::AnyBuffer residual, Result sent, Result new_residual) {
+  auto arrays = arrays_of<Update>(update, residual, new_residual);
+  arrays.sent = data<Update>(*sent);
+  return arrays;
+}
+
+template <typename Update>
+void set_velocity(FeedbackArrays<Update>& arrays, ffi::AnyBuffer velocity, Result new_velocity) {
   using T = Accumulator<Update>;
-  return {data<const Update>(update), data<const T>(residual), nullptr, data<Update>(*sent), data<T>(*new_residual),
-          nullptr};
+  if (velocity.element_count() == 0) return;
+  arrays.velocity = data<const T>(velocity);
+  arrays.new_velocity = data<T>(*new_velocity);
 }
 
 ffi::Error send_largest_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual,
@@ -138,12 +168,29 @@ ffi::Error send_largest_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi
     with_float(update.element_type(), [&](auto element) {
       using T = Accumulator<decltype(element)>;
       auto arrays = arrays_of<decltype(element)>(update, residual, sent, new_residual);
-      if (velocity.element_count() > 0) {
-        arrays.velocity = data<const T>(velocity);
-        arrays.new_velocity = data<T>(*new_velocity);
-      }
+      set_velocity(arrays, velocity, new_velocity);
       send_largest(*problem, arrays, data<const LargestBounds>(bounds), data<const T>(scale), momentum, chunks,
                    context);
+    });
+  });
+}
+
+ffi::Error list_largest_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual,
+                                ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, Result indices,
+                                Result values, Result count, Result new_residual, Result new_velocity, int64_t rank,
+                                double momentum, int64_t chunks) {
+  const auto problem = check_list_largest(update, rank, residual, velocity, scale, bounds, chunks, *indices, *values,
+                                          *count, *new_residual, *new_velocity);
+  if (problem.has_error()) return problem.error();
+  const int64_t room = indices->dimensions().back();
+  return launch(pool, [&](const Context& context) {
+    with_float(update.element_type(), [&](auto element) {
+      using Update = decltype(element);
+      auto arrays = arrays_of<Update>(update, residual, new_residual);
+      arrays.list = {data<int32_t>(*indices), data<Update>(*values), data<int32_t>(*count), room};
+      set_velocity(arrays, velocity, new_velocity);
+      send_largest(*problem, arrays, data<const LargestBounds>(bounds), data<const Accumulator<Update>>(scale),
+                   momentum, chunks, context);
     });
   });
 }
@@ -180,6 +227,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenPartition, zen::partition_handler,
                                   .Arg<xla::ffi::AnyBuffer>()   // x
                                   .Ret<xla::ffi::AnyBuffer>()   // positions
                                   .Ret<xla::ffi::AnyBuffer>()   // values
+                                  .Ret<xla::ffi::AnyBuffer>()   // counts
+                                  .Attr<uint32_t>("seed"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenPartitionCoo, zen::partition_coo_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()   // indices
+                                  .Arg<xla::ffi::AnyBuffer>()   // values
+                                  .Arg<xla::ffi::AnyBuffer>()   // count
+                                  .Ret<xla::ffi::AnyBuffer>()   // positions
+                                  .Ret<xla::ffi::AnyBuffer>()   // bucket_values
                                   .Ret<xla::ffi::AnyBuffer>()   // counts
                                   .Attr<uint32_t>("seed"));
 
@@ -236,6 +294,23 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendLargest, zen::send_largest_handler,
                                   .Attr<double>("momentum")
                                   .Attr<int64_t>("chunks"));
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenListLargest, zen::list_largest_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()   // update
+                                  .Arg<xla::ffi::AnyBuffer>()   // residual
+                                  .Arg<xla::ffi::AnyBuffer>()   // velocity
+                                  .Arg<xla::ffi::AnyBuffer>()   // scale
+                                  .Arg<xla::ffi::AnyBuffer>()   // bounds
+                                  .Ret<xla::ffi::AnyBuffer>()   // indices
+                                  .Ret<xla::ffi::AnyBuffer>()   // values
+                                  .Ret<xla::ffi::AnyBuffer>()   // count
+                                  .Ret<xla::ffi::AnyBuffer>()   // new_residual
+                                  .Ret<xla::ffi::AnyBuffer>()   // new_velocity
+                                  .Attr<int64_t>("rank")
+                                  .Attr<double>("momentum")
+                                  .Attr<int64_t>("chunks"));
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendDrawn, zen::send_drawn_handler,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
@@ -262,11 +337,13 @@ namespace zen {
 const std::vector<Registration>& registrations() {
   static const auto* const table = new std::vector<Registration>{
       {"zen_partition", ZenPartition},
+      {"zen_partition_coo", ZenPartitionCoo},
       {"zen_aggregate", ZenAggregate},
       {"zen_hash_bitmap_encode", ZenHashBitmapEncode},
       {"zen_hash_bitmap_decode", ZenHashBitmapDecode},
       {"zen_hierarchical_hash", ZenHierarchicalHash},
       {"zen_send_largest", ZenSendLargest},
+      {"zen_list_largest", ZenListLargest},
       {"zen_send_drawn", ZenSendDrawn},
       {"zen_send_reaching", ZenSendReaching},
   };

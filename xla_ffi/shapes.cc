@@ -110,7 +110,7 @@ class Checker {
 };
 
 // What every kind of error feedback has. Returns the dimensions of a gradient, which has `rank` of them.
-Dims check_feedback(Checker& check, ffi::AnyBuffer update, int64_t rank, ffi::AnyBuffer residual, ffi::AnyBuffer sent,
+Dims check_feedback(Checker& check, ffi::AnyBuffer update, int64_t rank, ffi::AnyBuffer residual,
                     ffi::AnyBuffer new_residual) {
   check.in_range("rank", rank, 0, kMaxRank);
   if (!check.ok()) return {};
@@ -118,13 +118,31 @@ Dims check_feedback(Checker& check, ffi::AnyBuffer update, int64_t rank, ffi::An
   const ffi::DataType kept = update.element_type() == ffi::F64 ? ffi::F64 : ffi::F32;
   check.float_dtype("update", update);
   check.dtype("residual", residual, kept);
-  check.dtype("sent", sent, update.element_type());
   check.dtype("new_residual", new_residual, kept);
   check.in_range("size", product(dims), 0, kMaxPosition);
   check.shape("residual", residual, dims);
-  check.shape("sent", sent, dims);
   check.shape("new_residual", new_residual, dims);
   return dims;
+}
+
+void check_sent(Checker& check, ffi::AnyBuffer sent, ffi::AnyBuffer update, const Dims& dims) {
+  check.dtype("sent", sent, update.element_type());
+  check.shape("sent", sent, dims);
+}
+
+// What sending the largest has beside.
+void check_largest(Checker& check, const Dims& dims, ffi::AnyBuffer residual, ffi::AnyBuffer velocity,
+                   ffi::AnyBuffer scale, ffi::AnyBuffer bounds, int64_t chunks, ffi::AnyBuffer new_velocity) {
+  check.dtype("velocity", velocity, residual.element_type());
+  check.dtype("new_velocity", new_velocity, residual.element_type());
+  check.dtype("scale", scale, residual.element_type());
+  check.dtype("bounds", bounds, ffi::S32);
+  const Dims moved = velocity.element_count() == 0 ? Dims{0} : dims;
+  check.in_range("chunks", chunks, 0, product(dims) / kSampleChunk);
+  check.shape("velocity", velocity, moved);
+  check.shape("new_velocity", new_velocity, moved);
+  check.shape("scale", scale, {});
+  check.shape("bounds", bounds, {4});
 }
 
 template <typename Problem>
@@ -151,6 +169,29 @@ ffi::ErrorOr<PartitionProblem> check_partition(ffi::AnyBuffer x, ffi::AnyBuffer 
   check.shape("counts", counts, {n});
   if (check.ok()) check.in_range("the number of units a server", ceil_div(units, n), 0, kMaxPosition);
   return result(check, PartitionProblem{check.batch(), units, width, n, capacity});
+}
+
+ffi::ErrorOr<PartitionProblem> check_partition_coo(ffi::AnyBuffer indices, ffi::AnyBuffer values, ffi::AnyBuffer count,
+                                                   ffi::AnyBuffer positions, ffi::AnyBuffer bucket_values,
+                                                   ffi::AnyBuffer counts) {
+  Checker check("zen_partition_coo");
+  const Dims list = check.first("indices", indices, 1);
+  const Dims bucket = check.trailing("positions", positions, 2);
+  const int64_t n = bucket[0], capacity = bucket[1];
+  check.dtype("indices", indices, ffi::S32);
+  check.float_dtype("values", values);
+  check.dtype("count", count, ffi::S32);
+  check.dtype("positions", positions, ffi::S32);
+  check.dtype("bucket_values", bucket_values, values.element_type());
+  check.dtype("counts", counts, ffi::S32);
+  check.servers(n);
+  check.capacity(capacity);
+  check.in_range("the number of indices", list[0], 0, kMaxPosition);
+  check.shape("values", values, list);
+  check.shape("count", count, {});
+  check.shape("bucket_values", bucket_values, bucket);
+  check.shape("counts", counts, {n});
+  return result(check, PartitionProblem{check.batch(), list[0], 1, n, capacity});
 }
 
 ffi::ErrorOr<AggregateProblem> check_aggregate(ffi::AnyBuffer positions, ffi::AnyBuffer values, ffi::AnyBuffer counts,
@@ -234,25 +275,35 @@ ffi::ErrorOr<FeedbackProblem> check_send_largest(ffi::AnyBuffer update, int64_t 
                                                  ffi::AnyBuffer bounds, int64_t chunks, ffi::AnyBuffer sent, ffi::AnyBuffer new_residual,
                                                  ffi::AnyBuffer new_velocity) {
   Checker check("zen_send_largest");
-  const Dims dims = check_feedback(check, update, rank, residual, sent, new_residual);
-  const int64_t size = product(dims);
-  check.dtype("velocity", velocity, residual.element_type());
-  check.dtype("new_velocity", new_velocity, residual.element_type());
-  check.dtype("scale", scale, residual.element_type());
-  check.dtype("bounds", bounds, ffi::S32);
-  const Dims moved = velocity.element_count() == 0 ? Dims{0} : dims;
-  check.in_range("chunks", chunks, 0, size / kSampleChunk);
-  check.shape("velocity", velocity, moved);
-  check.shape("new_velocity", new_velocity, moved);
-  check.shape("scale", scale, {});
-  check.shape("bounds", bounds, {4});
-  return result(check, FeedbackProblem{check.batch(), size});
+  const Dims dims = check_feedback(check, update, rank, residual, new_residual);
+  check_sent(check, sent, update, dims);
+  check_largest(check, dims, residual, velocity, scale, bounds, chunks, new_velocity);
+  return result(check, FeedbackProblem{check.batch(), product(dims)});
+}
+
+ffi::ErrorOr<FeedbackProblem> check_list_largest(ffi::AnyBuffer update, int64_t rank, ffi::AnyBuffer residual,
+                                                 ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds,
+                                                 int64_t chunks, ffi::AnyBuffer indices, ffi::AnyBuffer values,
+                                                 ffi::AnyBuffer count, ffi::AnyBuffer new_residual,
+                                                 ffi::AnyBuffer new_velocity) {
+  Checker check("zen_list_largest");
+  const Dims dims = check_feedback(check, update, rank, residual, new_residual);
+  check_largest(check, dims, residual, velocity, scale, bounds, chunks, new_velocity);
+  const Dims room = check.trailing("indices", indices, 1);
+  check.dtype("indices", indices, ffi::S32);
+  check.dtype("values", values, update.element_type());
+  check.dtype("count", count, ffi::S32);
+  check.shape("values", values, room);
+  check.shape("count", count, {});
+  return result(check, FeedbackProblem{check.batch(), product(dims)});
 }
 
 ffi::ErrorOr<FeedbackProblem> check_send_drawn(ffi::AnyBuffer update, int64_t rank, ffi::AnyBuffer residual,
                                                ffi::AnyBuffer step, int64_t k, ffi::AnyBuffer sent, ffi::AnyBuffer new_residual) {
   Checker check("zen_send_drawn");
-  const int64_t size = product(check_feedback(check, update, rank, residual, sent, new_residual));
+  const Dims dims = check_feedback(check, update, rank, residual, new_residual);
+  const int64_t size = product(dims);
+  check_sent(check, sent, update, dims);
   check.dtype("step", step, ffi::U32);
   check.shape("step", step, {});
   check.in_range("k", k, 1, size);
@@ -262,7 +313,9 @@ ffi::ErrorOr<FeedbackProblem> check_send_drawn(ffi::AnyBuffer update, int64_t ra
 ffi::ErrorOr<FeedbackProblem> check_send_reaching(ffi::AnyBuffer update, int64_t rank, ffi::AnyBuffer residual,
                                                   ffi::AnyBuffer sent, ffi::AnyBuffer new_residual) {
   Checker check("zen_send_reaching");
-  const int64_t size = product(check_feedback(check, update, rank, residual, sent, new_residual));
+  const Dims dims = check_feedback(check, update, rank, residual, new_residual);
+  const int64_t size = product(dims);
+  check_sent(check, sent, update, dims);
   return result(check, FeedbackProblem{check.batch(), size});
 }
 

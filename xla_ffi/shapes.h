@@ -21,6 +21,11 @@ T* data(ffi::AnyBuffer buffer) {
 ffi::ErrorOr<PartitionProblem> check_partition(ffi::AnyBuffer x, ffi::AnyBuffer positions, ffi::AnyBuffer values,
                                                ffi::AnyBuffer counts);
 
+// The problem's units are the entries of the list.
+ffi::ErrorOr<PartitionProblem> check_partition_coo(ffi::AnyBuffer indices, ffi::AnyBuffer values, ffi::AnyBuffer count,
+                                                   ffi::AnyBuffer positions, ffi::AnyBuffer bucket_values,
+                                                   ffi::AnyBuffer counts);
+
 ffi::ErrorOr<AggregateProblem> check_aggregate(ffi::AnyBuffer positions, ffi::AnyBuffer values, ffi::AnyBuffer counts,
                                                int64_t divisor, ffi::AnyBuffer shard);
 
@@ -37,6 +42,12 @@ ffi::ErrorOr<HierarchicalHashProblem> check_hierarchical_hash(ffi::AnyBuffer ind
 ffi::ErrorOr<FeedbackProblem> check_send_largest(ffi::AnyBuffer update, int64_t rank,
                                                  ffi::AnyBuffer residual, ffi::AnyBuffer velocity, ffi::AnyBuffer scale,
                                                  ffi::AnyBuffer bounds, int64_t chunks, ffi::AnyBuffer sent, ffi::AnyBuffer new_residual,
+                                                 ffi::AnyBuffer new_velocity);
+
+ffi::ErrorOr<FeedbackProblem> check_list_largest(ffi::AnyBuffer update, int64_t rank, ffi::AnyBuffer residual,
+                                                 ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds,
+                                                 int64_t chunks, ffi::AnyBuffer indices, ffi::AnyBuffer values,
+                                                 ffi::AnyBuffer count, ffi::AnyBuffer new_residual,
                                                  ffi::AnyBuffer new_velocity);
 
 ffi::ErrorOr<FeedbackProblem> check_send_drawn(ffi::AnyBuffer update, int64_t rank, ffi::AnyBuffer residual,

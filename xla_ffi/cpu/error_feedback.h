@@ -10,7 +10,18 @@
 
 namespace zen {
 
+// What is sent as a list, by ascending index and without zeros: indices and values [batch, room], and how many there
+// are [batch]. What exceeds the room is counted and left out.
+template <typename Update>
+struct SentList {
+  int32_t* indices;
+  Update* values;
+  int32_t* count;
+  int64_t room;
+};
+
 // The arrays of a call, [batch, size]. Results may be the operands they replace; velocities are null without momentum.
+// `sent` is null where what is sent is listed.
 template <typename Update>
 struct FeedbackArrays {
   using T = Accumulator<Update>;
@@ -20,6 +31,7 @@ struct FeedbackArrays {
   Update* sent;
   T* new_residual;
   T* new_velocity;
+  SentList<Update> list = {};
 };
 
 // Sends the largest magnitudes. The sample is `chunks` chunks of kSampleChunk elements; 0 for none.

@@ -8,6 +8,7 @@
 #include "xla_ffi/cpu/feedback_leaf.h"
 #include "xla_ffi/cpu/memory.h"
 #include "xla_ffi/cpu/selection.h"
+#include "xla_ffi/cpu/sent_entries.h"
 #include "xla_ffi/cpu/split.h"
 #include "xla_ffi/cpu/subnormals.h"
 
@@ -77,12 +78,16 @@ class Feedback {
 
  public:
   Feedback(const Leaf<Update>& leaf, const Keys& keys, const Context& context)
-      : leaf_(leaf), keys_(keys), context_(context), ranges_(ranges_per_item(1, leaf.size * sizeof(T), 1, context)) {}
+      : leaf_(leaf),
+        keys_(keys),
+        context_(context),
+        ranges_(ranges_per_item(1, leaf.size * sizeof(T), 1, context)),
+        entries_(ranges_) {}
 
   void send_from(Bits threshold) {
     threshold = std::min(threshold, Keys::kAlwaysSent);
-    for_each_range([&](int64_t, Range range) {
-      Room room(leaf_.isa);
+    for_each_range([&](int64_t r, Range range) {
+      Room room(leaf_.isa, entries_[r]);
       for_each_block(range, [&](int64_t begin, int64_t count) {
         leaf_.accumulate_in_place(begin, count);
         split(begin, count, {threshold, threshold}, room, never, ignored);
@@ -92,6 +97,12 @@ class Feedback {
 
   // Sends between `least` and `most` of the largest keys: in one pass if the first probes foretell the threshold.
   void send_between(int64_t least, int64_t most, const Probes<Bits>& first, bool foretold) {
+    select_between(least, most, first, foretold);
+    if (leaf_.lists_sent()) write_entries(leaf_.at.list, entries_, context_);
+  }
+
+ private:
+  void select_between(int64_t least, int64_t most, const Probes<Bits>& first, bool foretold) {
     const Bracket<Bits> bracket = {first.at[0], first.at[kProbes - 1]};
     if (foretold && bracket.high <= Keys::kAlwaysSent && most <= leaf_.size / kSentShare) {
       if (send_within(bracket, least, most, first)) return;
@@ -103,14 +114,15 @@ class Feedback {
     send_accumulated(least, most, first);
   }
 
- private:
   // Where a range works on one block.
   struct Room {
-    explicit Room(const Isa& isa) : isa(isa), sent(kBlock) {}
+    Room(const Isa& isa, SentEntries<Update>& entries) : isa(isa), entries(entries), sent(kBlock) {}
     ~Room() { isa.fence(); }
 
     const Isa& isa;
+    SentEntries<Update>& entries;
     AlignedVector<Update> sent;  // zeros between the blocks
+    uint64_t masks[kBlock / kMaskGrain];
     alignas(kCacheLine) Bits keys[kBlock];
     uint16_t reaching[kBlock + kListSlack];
     uint16_t between[kBlock + kListSlack];
@@ -171,15 +183,19 @@ class Feedback {
       if (decide(begin + i, keys[i] & (kTopKey<Bits> - 1))) leaf_.send(begin + i, room.sent[i]);
     }
     send(found.reaching);
-    leaf_.write_sent(begin, count, room.sent.data());
+    if (leaf_.lists_sent()) {
+      room.entries.add_block(begin, count, room.sent.data(), leaf_.isa, room.masks, room.reaching);
+    } else {
+      leaf_.write_sent(begin, count, room.sent.data());
+    }
     return found.reaching;
   }
 
   // Sends at once what reaches the bracket, and what lies in it when the threshold is known. False, with everything
   // accumulated and nothing sent, where the threshold lies elsewhere.
-  bool send_within(Bracket<Bits> bracket, int64_t least, int64_t most, const Probes<Bits>& first) const {
+  bool send_within(Bracket<Bits> bracket, int64_t least, int64_t most, const Probes<Bits>& first) {
     std::vector<Pass> passes(ranges_);
-    for_each_range([&](int64_t r, Range range) { pass(range, bracket, most, passes[r]); });
+    for_each_range([&](int64_t r, Range range) { pass(range, bracket, most, passes[r], entries_[r]); });
     int64_t reaching = 0, between = 0;
     bool misled = false;
     for (const Pass& pass : passes) {
@@ -188,7 +204,10 @@ class Feedback {
       misled |= pass.misled;
     }
     if (misled || reaching > most || reaching + between < least) {
-      for_each_range([&](int64_t r, Range) { passes[r].log.undo(leaf_); });
+      for_each_range([&](int64_t r, Range) {
+        passes[r].log.undo(leaf_);
+        entries_[r] = {};
+      });
       return false;
     }
     const auto count = leaf_.isa.template reach<Bits>();
@@ -204,16 +223,21 @@ class Feedback {
     ties = cut.allot(ties);
     for_each_range([&](int64_t r, Range) {
       const Pass& pass = passes[r];
+      SentEntries<Update> late;
       for (size_t j = 0; j < pass.keys.size(); ++j) {
         if (pass.keys[j] > cut.threshold || (pass.keys[j] == cut.threshold && ties[r]-- > 0)) {
-          leaf_.send(pass.indices[j], leaf_.at.sent[pass.indices[j]]);
+          const int64_t i = pass.indices[j];
+          Update listed{};
+          leaf_.send(i, leaf_.lists_sent() ? listed : leaf_.at.sent[i]);
+          late.add(i, listed);
         }
       }
+      entries_[r].merge(late);
     });
     return true;
   }
 
-  void pass(Range range, Bracket<Bits> bracket, int64_t most, Pass& pass) const {
+  void pass(Range range, Bracket<Bits> bracket, int64_t most, Pass& pass, SentEntries<Update>& entries) const {
     const size_t room_for = (range.end - range.begin) / kCandidateShare + kBlock;
     const auto list = [&](int64_t i, Bits key) {
       pass.indices.push_back(static_cast<uint32_t>(i));
@@ -224,7 +248,7 @@ class Feedback {
       pass.log.add(leaf_, begin, listed, count);
     };
     pass.log.reserve(leaf_, most / ranges_ + most / ranges_ / 8 + kBlock);
-    Room room(leaf_.isa);
+    Room room(leaf_.isa, entries);
     for_each_block(range, [&](int64_t begin, int64_t count) {
       leaf_.accumulate_in_place(begin, count);
       if (pass.misled) return;
@@ -234,7 +258,7 @@ class Feedback {
   }
 
   // Finds the threshold by passes over all that has been accumulated, and sends in a last one.
-  void send_accumulated(int64_t least, int64_t most, const Probes<Bits>& first) const {
+  void send_accumulated(int64_t least, int64_t most, const Probes<Bits>& first) {
     const Gap<Bits> gap = search<Bits>(leaf_.size, least, most, first, [&](const Probes<Bits>& probes, int64_t* reach) {
       for (const auto& of_range : reach_by_range(probes)) {
         for (int i = 0; i < kProbes; ++i) reach[i] += of_range.at[i];
@@ -250,7 +274,7 @@ class Feedback {
       ties = cut.allot(ties);
     }
     for_each_range([&](int64_t r, Range range) {
-      Room room(leaf_.isa);
+      Room room(leaf_.isa, entries_[r]);
       const auto decide = [&](int64_t, Bits) { return ties[r]-- > 0; };
       for_each_block(range, [&](int64_t begin, int64_t count) { split(begin, count, bracket, room, decide, ignored); });
     });
@@ -263,13 +287,13 @@ class Feedback {
   std::vector<Reach> reach_by_range(const Probes<Bits>& probes) const {
     std::vector<Reach> by_range(ranges_);
     for_each_range([&](int64_t r, Range range) {
-      Room room(leaf_.isa);
+      alignas(kCacheLine) Bits drawn[kBlock];
       for_each_block(range, [&](int64_t begin, int64_t count) {
-        const Bits* keys = room.keys;
+        const Bits* keys = drawn;
         if constexpr (Keys::kAreMagnitudes) {
           keys = reinterpret_cast<const Bits*>(leaf_.at.new_residual + begin);
         } else {
-          keys_.draw(begin, count, leaf_.isa, room.keys);
+          keys_.draw(begin, count, leaf_.isa, drawn);
         }
         leaf_.isa.template reach<Bits>()(keys, count, probes.at, by_range[r].at);
       });
@@ -281,6 +305,7 @@ class Feedback {
   const Keys keys_;
   const Context& context_;
   const int64_t ranges_;
+  std::vector<SentEntries<Update>> entries_;  // of each range, where what is sent is listed
 };
 
 }  // namespace zen

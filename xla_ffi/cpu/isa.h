@@ -15,6 +15,8 @@ constexpr int64_t kCacheLine = 64;
 // Units that one call of scan() may cover, and the room that lists need beyond their entries: whole vectors are stored.
 constexpr int64_t kChunkUnits = 4096;
 constexpr int64_t kListSlack = 64;
+// The largest entry of a list.
+constexpr int64_t kMostListed = 65535;
 // How far ahead of its reading scan() prefetches.
 constexpr int64_t kScanAheadBytes = 6144;
 

@@ -129,7 +129,7 @@ struct IsaImpl {
   static void route(const uint16_t* list, int64_t count, ChunkOrigin origin, uint32_t n, uint32_t seed, int32_t* tiles,
                     uint32_t* servers) {
     // (v + 1/2) / n lies at least 1/(2n) from an integer, and for v < 2^17 its rounding error is below 2^-5 / n.
-    static_assert(65535 + kChunkUnits < 1 << 17, "the quotient by a float reciprocal would be inexact");
+    static_assert(65535 + kMostListed < 1 << 17, "the quotient by a float reciprocal would be inexact");
     const float reciprocal = 1.0f / static_cast<float>(n);
     for (int64_t i = 0; i < padded(count); ++i) {
       const uint32_t v = origin.first + list[i];
