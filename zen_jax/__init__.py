@@ -21,6 +21,7 @@ from zen_jax.planning.profile import SparsityProfile as SparsityProfile
 from zen_jax.planning.profile import profile as profile
 from zen_jax.planning.simulate import simulate as simulate
 from zen_jax.row_sparse import RowSparseGradient as RowSparseGradient
+from zen_jax.sparse import SparseGradient as SparseGradient
 from zen_jax.training import value_and_grad as value_and_grad
 from zen_jax.transforms.dgc import DgcState as DgcState
 from zen_jax.transforms.dgc import dgc as dgc

@@ -10,13 +10,15 @@ from zen_jax.schemes.hierarchy import hierarchical
 from zen_jax.schemes.partitioning import HASHES
 from zen_jax.schemes.pull import PULL_FORMATS
 from zen_jax.schemes.push import PUSH_FORMATS
+from zen_jax.sparse import SparseGradient, densified, is_sparse
+from zen_jax.trees import values_of
 from zen_jax.units import unit_width
 
 OPS = ("mean", "sum")
 
 
 def all_reduce(
-    x: Array,
+    x: Array | SparseGradient,
     axis_name: AxisName,
     *,
     op: str = "mean",
@@ -37,7 +39,8 @@ def all_reduce(
     summed and divided in float32 and rounded once.
 
     Args:
-      x: this worker's gradient, float of any shape.
+      x: this worker's gradient, float of any shape. A `SparseGradient` is not made an array of where "zen" or "auto"
+        move single elements, which its unit "auto" means, without `intra_axis`.
       axis_name: the axis of shard_map, pmap or vmap(axis_name=...) that the workers lie on.
       op: "mean" or "sum".
       scheme: "zen" (Balanced Parallelism), "dense" (psum), "dense_ordered" (dense, summed in worker order), or "auto":
@@ -90,8 +93,10 @@ def all_reduce(
     n = _axis.axis_size(axis_name)
     devices = 1 if intra_axis is None else _axis.axis_size(intra_axis, "intra_axis")
     capacities = _capacities(capacity, scheme, n)
-    _axis.check_not_reduced("x", x, axes)
-    width = unit_width(x.shape, unit, n * devices)
+    _axis.check_not_reduced("x", values_of(x), axes)
+    width = unit_width(x.shape, "element" if is_sparse(x) and unit == "auto" else unit, n * devices)
+    if n == 1 or intra_axis is not None or width != 1 or x.size == 0 or not registry.takes_sparse(scheme):
+        x = densified(x)
     if n * devices == 1 or x.size == 0:
         # psum of nothing, or over one worker, only marks the result as reduced.
         reduced, info = lax.psum(x, axes), make_info()

@@ -1,13 +1,30 @@
-"""Leaves of a gradient tree by name."""
+"""Leaves of a gradient tree, which are arrays, sparse or row-sparse gradients; and their names."""
+
+from typing import Any, TypeAlias
 
 import jax
 
 from zen_jax._typing import Array, PyTree
-from zen_jax.row_sparse import RowSparseGradient, is_row_sparse
+from zen_jax.row_sparse import RowSparseGradient
+from zen_jax.sparse import SparseGradient
+
+Leaf: TypeAlias = Array | SparseGradient | RowSparseGradient
 
 
-def named_leaves(tree: PyTree) -> list[tuple[str, Array | RowSparseGradient]]:
-    """(name, leaf) for every array and row-sparse gradient of a tree, in order.
+def is_leaf(node: Any) -> bool:
+    """Whether a node is a leaf though `jax.tree` would go on into it."""
+    return isinstance(node, SparseGradient | RowSparseGradient)
+
+
+def values_of(leaf: Leaf) -> Array:
+    """The floats that a leaf holds."""
+    if isinstance(leaf, SparseGradient):
+        return leaf.values
+    return leaf.rows if isinstance(leaf, RowSparseGradient) else leaf
+
+
+def named_leaves(tree: PyTree) -> list[tuple[str, Leaf]]:
+    """(name, leaf) for every leaf of a tree, in order.
 
     None and `optax.MaskedNode` have no leaves.
 
@@ -15,5 +32,5 @@ def named_leaves(tree: PyTree) -> list[tuple[str, Array | RowSparseGradient]]:
     >>> [name for name, _ in named_leaves({"embed": {"table": jnp.zeros(2)}, "bias": None})]
     ['embed/table']
     """
-    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_row_sparse)[0]
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
     return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]

@@ -1,9 +1,12 @@
-"""The kernels: each a typed function with CUDA, CPU and pure-JAX lowerings; `send_drawn` and `send_reaching` lack CUDA.
+"""The kernels: each a typed function with CUDA, CPU and pure-JAX lowerings.
+
+`send_drawn`, `send_reaching`, `list_largest` and `partition_coo` have no CUDA of their own.
 
 They agree bit for bit, but for sums of subnormals, which XLA flushes to zero where pure JAX runs on a CPU.
 """
 
 from zen_jax.kernels.aggregate import aggregate as aggregate
+from zen_jax.kernels.error_feedback import list_largest as list_largest
 from zen_jax.kernels.error_feedback import send_drawn as send_drawn
 from zen_jax.kernels.error_feedback import send_largest as send_largest
 from zen_jax.kernels.error_feedback import send_reaching as send_reaching
@@ -11,3 +14,4 @@ from zen_jax.kernels.hash_bitmap_decode import hash_bitmap_decode as hash_bitmap
 from zen_jax.kernels.hash_bitmap_encode import hash_bitmap_encode as hash_bitmap_encode
 from zen_jax.kernels.hierarchical_hash import hierarchical_hash as hierarchical_hash
 from zen_jax.kernels.partition import partition as partition
+from zen_jax.kernels.partition_coo import partition_coo as partition_coo

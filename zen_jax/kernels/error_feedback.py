@@ -5,7 +5,7 @@ pure JAX does not manage: XLA writes each result in a loop of its own that reads
 `send_largest` alone is a custom call, of two passes and as many over the candidates as it takes; XLA fuses the others.
 """
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +16,10 @@ from zen_jax._typing import Array, AxisName
 from zen_jax.errors import check_at_least, check_float, check_shape
 from zen_jax.hashing import murmur3_finish
 from zen_jax.kernels._lowering import custom_call_or
+from zen_jax.kernels.partition import partition
+
+Listed: TypeAlias = tuple[Array, Array, Array]
+"""Indices, values, and how many there are."""
 
 
 def residual_dtype(dtype: Any) -> jnp.dtype:
@@ -69,11 +73,7 @@ def send_largest(
         return largest_reference(
             update, residual, velocity, scale, least, most, momentum=momentum, model_axis=model_axis
         )
-    selection.check_size(update.size)
-    chunks = selection.sample_chunks(update.size)
-    ranks = selection.ranks_around(least, chunks * selection.CHUNK, update.size)
-    # A custom call takes no None: no velocity is one of no elements.
-    moved = jnp.zeros((0,), residual.dtype) if velocity is None else velocity
+    operands, attributes = _largest_call(update, residual, velocity, scale, least, most, momentum)
 
     def reference(update, residual, moved, scale, bounds):
         velocity = moved if moved.size else None
@@ -85,15 +85,81 @@ def send_largest(
     sent, residual, moved = custom_call_or(
         reference,
         "zen_send_largest",
-        [update, residual, moved, scale, jnp.stack([least, most, *ranks])],
-        [(update.shape, update.dtype), (residual.shape, residual.dtype), (moved.shape, residual.dtype)],
-        lambda cuda: cuda.send_largest_scratch_bytes(update.size, update.dtype.itemsize, chunks),
+        operands,
+        [(array.shape, array.dtype) for array in operands[:3]],
+        lambda cuda: cuda.send_largest_scratch_bytes(update.size, update.dtype.itemsize, int(attributes["chunks"])),
         aliases={1: 1, 2: 2},
-        rank=np.int64(update.ndim),
-        momentum=np.float64(momentum),
-        chunks=np.int64(chunks),
+        **attributes,
     )
     return sent, residual, None if velocity is None else moved
+
+
+def list_largest(
+    update: Array,
+    residual: Array,
+    least: Array | int,
+    most: Array | int,
+    room: int,
+    *,
+    velocity: Array | None = None,
+    momentum: float = 0.0,
+    scale: Array | None = None,
+    model_axis: AxisName | None = None,
+) -> tuple[Listed, Array, Array | None]:
+    """Sends what `send_largest` sends, as a list: on CPUs nothing dense is written.
+
+    Args:
+      room: how many elements K the list holds; `most` are enough but for elements that are not finite.
+      update, residual, least, most, velocity, momentum, scale, model_axis: as of `send_largest`.
+
+    Returns:
+      listed: indices int32 [K] into the flattened update, ascending, values [K] of update's dtype, none of them zero,
+        and how many there are, int32 []. That may exceed K: then the list holds the first K. Entries at or beyond the
+        count are unspecified.
+      residual, velocity: as of `send_largest`, to the bit. What is not finite does not stay, whether listed or not.
+
+    Raises:
+      ValueError: as `send_largest`, or for a room below 1.
+
+    >>> import jax.numpy as jnp
+    >>> update, residual = jnp.array([1.0, -3.0, 2.0]), jnp.array([0.0, 1.0, 1.0])
+    >>> (indices, values, count), residual, _ = list_largest(update, residual, 1, 1, room=1)
+    >>> indices.tolist(), values.tolist(), int(count), residual.tolist()
+    ([2], [3.0], 1, [1.0, -2.0, 0.0])
+
+    Source: Lin et al., "Deep Gradient Compression" (ICLR 2018), section 3.
+    """
+    _check(update, residual, velocity)
+    check_at_least("room", room, 1)
+    least, most = jnp.asarray(least, jnp.int32), jnp.asarray(most, jnp.int32)
+    if scale is None:
+        scale = jnp.ones((), residual.dtype)
+
+    def sent_then_listed(update, residual, velocity, scale, least, most):
+        options = {"velocity": velocity, "momentum": momentum, "scale": scale, "model_axis": model_axis}
+        sent, residual, velocity = send_largest(update, residual, least, most, **options)
+        indices, values, counts = partition(sent.reshape(-1), 1, room)
+        return (indices[0], values[0], counts[0]), residual, velocity
+
+    if model_axis is not None:
+        return sent_then_listed(update, residual, velocity, scale, least, most)
+    operands, attributes = _largest_call(update, residual, velocity, scale, least, most, momentum)
+
+    def reference(update, residual, moved, scale, bounds):
+        velocity = moved if moved.size else None
+        listed, residual, velocity = sent_then_listed(update, residual, velocity, scale, bounds[0], bounds[1])
+        return *listed, residual, moved if velocity is None else velocity
+
+    *listed, residual, moved = custom_call_or(
+        reference,
+        "zen_list_largest",
+        operands,
+        [((room,), jnp.int32), ((room,), update.dtype), ((), jnp.int32)]
+        + [(array.shape, array.dtype) for array in operands[1:3]],
+        aliases={1: 3, 2: 4},
+        **attributes,
+    )
+    return tuple(listed), residual, None if velocity is None else moved
 
 
 def send_drawn(update: Array, residual: Array, k: int, step: Array) -> tuple[Array, Array]:
@@ -167,6 +233,19 @@ def _check(update: Array, residual: Array, velocity: Array | None = None) -> Non
     check_shape("residual", residual.shape, update.shape)
     if velocity is not None:
         check_shape("velocity", velocity.shape, update.shape)
+
+
+def _largest_call(
+    update: Array, residual: Array, velocity: Array | None, scale: Array, least: Array, most: Array, momentum: float
+) -> tuple[list[Array], dict[str, np.generic]]:
+    """Operands and attributes of the custom calls that send the largest."""
+    selection.check_size(update.size)
+    chunks = selection.sample_chunks(update.size)
+    ranks = selection.ranks_around(least, chunks * selection.CHUNK, update.size)
+    # A custom call takes no None: no velocity is one of no elements.
+    moved = jnp.zeros((0,), residual.dtype) if velocity is None else velocity
+    attributes = {"rank": np.int64(update.ndim), "momentum": np.float64(momentum), "chunks": np.int64(chunks)}
+    return [update, residual, moved, scale, jnp.stack([least, most, *ranks])], attributes
 
 
 # --- pure JAX ---------------------------------------------------------------------------------------------------------

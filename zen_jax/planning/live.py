@@ -12,7 +12,9 @@ from zen_jax._typing import Array, AxisName
 from zen_jax.planning.buckets import DENSE_BELOW
 from zen_jax.planning.profile import LeafProfile, SparsityProfile, candidate_widths, leaf_profile
 from zen_jax.planning.statistics import Counts, Touched, count, touched
-from zen_jax.row_sparse import RowSparseGradient, is_row_sparse
+from zen_jax.row_sparse import is_row_sparse
+from zen_jax.sparse import densified
+from zen_jax.trees import Leaf
 
 LIMIT = 1 << 20  # units of a leaf looked at; of a larger one a sample
 ELEMENT_LIMIT = 1 << 18  # the same for single elements
@@ -45,7 +47,7 @@ class Profiler:
 
     def observe(
         self,
-        named: list[tuple[str, Array | RowSparseGradient]],
+        named: list[tuple[str, Leaf]],
         axis_name: AxisName,
         seed: int,
         intra_axis: AxisName | None = None,
@@ -62,7 +64,7 @@ class Profiler:
         with jax.named_scope("profile"):
             found = {
                 (name, width): bitmap
-                for name, leaf in named
+                for name, leaf in ((name, densified(leaf)) for name, leaf in named)
                 if leaf.nbytes >= DENSE_BELOW and n > 1 and not is_row_sparse(leaf)
                 for width, bitmap in _touched(leaf if intra_axis is None else lax.psum(leaf, intra_axis), n).items()
             }

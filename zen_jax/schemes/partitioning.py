@@ -10,6 +10,7 @@ from zen_jax import hashing, kernels
 from zen_jax._typing import Array
 from zen_jax.errors import check_choice
 from zen_jax.kernels.hash_bitmap_decode import decode_at
+from zen_jax.sparse import SparseGradient, check_intact, densified, is_sparse
 
 HASHES = ("tile", "murmur")
 
@@ -19,7 +20,7 @@ class Partitioning(Protocol):
 
     size: int
 
-    def partition(self, x: Array, capacity: int) -> tuple[Array, Array, Array]:
+    def partition(self, x: Array | SparseGradient, capacity: int) -> tuple[Array, Array, Array]:
         """As `zen_jax.kernels.partition`, on x [U, D]."""
 
     def decode(self, words: Array, values: Array) -> Array:
@@ -45,8 +46,13 @@ class TileRotation:
         self.units, self.n, self.seed = units, n, seed
         self.size = -(-units // n)
 
-    def partition(self, x: Array, capacity: int) -> tuple[Array, Array, Array]:
-        return kernels.partition(x, self.n, capacity, seed=self.seed)
+    def partition(self, x: Array | SparseGradient, capacity: int) -> tuple[Array, Array, Array]:
+        if not is_sparse(x):
+            return kernels.partition(x, self.n, capacity, seed=self.seed)
+        check_intact(x)
+        listed = x.indices, x.values, x.count
+        positions, values, counts = kernels.partition_coo(*listed, self.n, capacity, seed=self.seed)
+        return positions, values[:, :, None], counts
 
     def decode(self, words: Array, values: Array) -> Array:
         return kernels.hash_bitmap_decode(words, values, self.units, seed=self.seed)
@@ -66,7 +72,8 @@ class MurmurTables:
         self.server, self.position, sizes = hashing.server_tables(units, n, seed)
         self.size = int(sizes.max())
 
-    def partition(self, x: Array, capacity: int) -> tuple[Array, Array, Array]:
+    def partition(self, x: Array | SparseGradient, capacity: int) -> tuple[Array, Array, Array]:
+        x = densified(x)
         room = min(self.units, self.n * capacity)
         found, _, total = kernels.partition(x, 1, room)
         held = jnp.arange(room, dtype=jnp.int32) < total
@@ -99,8 +106,8 @@ class Contiguous:
         self.units, self.n = units, n
         self.size = -(-units // n)
 
-    def partition(self, x: Array, capacity: int) -> tuple[Array, Array, Array]:
-        ranges = jnp.pad(x, ((0, self.n * self.size - self.units), (0, 0))).reshape(self.n, self.size, -1)
+    def partition(self, x: Array | SparseGradient, capacity: int) -> tuple[Array, Array, Array]:
+        ranges = jnp.pad(densified(x), ((0, self.n * self.size - self.units), (0, 0))).reshape(self.n, self.size, -1)
         positions, values, counts = jax.vmap(lambda units: kernels.partition(units, 1, capacity))(ranges)
         return positions[:, 0], values[:, 0], counts[:, 0]
 

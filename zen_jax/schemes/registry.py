@@ -13,6 +13,7 @@ from zen_jax.schemes.request import Scheme
 class _Entry(NamedTuple):
     run: Scheme
     exchanges: Callable[[int], int | None]  # of n workers; None where a scheme has no use for capacities
+    takes_sparse: bool = False  # whether the units may be a `SparseGradient`
 
 
 def _no_capacity(n: int) -> None:
@@ -26,8 +27,8 @@ def _push_and_pull(n: int) -> int:
 _SCHEMES: dict[str, _Entry] = {
     "dense": _Entry(dense.dense, _no_capacity),
     "dense_ordered": _Entry(dense.dense_ordered, _no_capacity),
-    "zen": _Entry(zen.zen, _push_and_pull),
-    "auto": _Entry(partial(zen.zen, dense_fallback=True), _push_and_pull),
+    "zen": _Entry(zen.zen, _push_and_pull, takes_sparse=True),
+    "auto": _Entry(partial(zen.zen, dense_fallback=True), _push_and_pull, takes_sparse=True),
     "agsparse": _Entry(agsparse.agsparse, lambda n: agsparse.EXCHANGES),
     "sparcml": _Entry(sparcml.sparcml, lambda n: len(sparcml.stages(n))),
     "omnireduce": _Entry(omnireduce.omnireduce, _push_and_pull),
@@ -48,6 +49,12 @@ def get(name: str) -> Scheme:
     """The scheme called `name`; a ValueError lists the names where there is none."""
     check_choice("scheme", name, names())
     return _SCHEMES[name].run
+
+
+def takes_sparse(name: str) -> bool:
+    """Whether a scheme moves a `SparseGradient` without making an array of it."""
+    check_choice("scheme", name, names())
+    return _SCHEMES[name].takes_sparse
 
 
 def exchanges(name: str, n: int) -> int | None:

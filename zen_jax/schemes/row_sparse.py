@@ -14,6 +14,7 @@ from zen_jax._typing import Array, AxisName
 from zen_jax.formats import coo
 from zen_jax.formats.words import WORD_BYTES
 from zen_jax.info import Info, make_info
+from zen_jax.kernels.partition_coo import by_server
 from zen_jax.row_sparse import RowSparseGradient, check_intact, unique_ids
 from zen_jax.schemes.dense import dense_bytes
 from zen_jax.schemes.ladder import ladder, rung_for
@@ -51,15 +52,13 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     push_rungs = _rungs(min(entries, server_rows), n, unit_bytes)
     pull_rungs = _rungs(shard_room, n, unit_bytes)
 
-    server = jnp.where(gradient.ids < total_rows, hashing.server_of(gradient.ids, n, request.seed), n)
-    by_server = jnp.argsort(server, stable=True).astype(jnp.int32)
-    first = jnp.searchsorted(server[by_server], np.arange(n + 1, dtype=np.int32)).astype(jnp.int32)
+    sorted_entries, first = by_server(gradient.ids, gradient.ids < total_rows, n, request.seed)
     counts = first[1:] - first[:-1]
     fullest, push_stats = agree_on_push(counts, total_rows, axis_name, request)
 
     def push_with(capacity: int) -> Callable[..., Messages]:
         def branch(ids: Array, rows: Array) -> Messages:
-            entry = by_server.at[first[:-1, None] + np.arange(capacity, dtype=np.int32)[None]].get(mode="clip")
+            entry = sorted_entries.at[first[:-1, None] + np.arange(capacity, dtype=np.int32)[None]].get(mode="clip")
             messages = coo.pack(hashing.position_of(ids[entry], n), rows[entry], counts)
             received = coo.unpack(_axis.all_to_all(messages, axis_name), capacity, width, dtype)
             return _merge(received, shard_room, unused=server_rows, divisor=request.divisor(n))

@@ -21,6 +21,7 @@ from zen_jax.schemes.partitioning import Partitioning
 from zen_jax.schemes.pull import PullFormat, pull_format
 from zen_jax.schemes.push import message_bytes, push
 from zen_jax.schemes.request import Request
+from zen_jax.sparse import SparseGradient, densified, is_sparse
 
 EXCHANGES = 2  # push, pull
 COUNT_BYTES = 8  # what the agreement on the push capacity moves, from each worker to each
@@ -45,7 +46,12 @@ class _Exchange(NamedTuple):
 
 
 def reduce_on_servers(
-    x: Array, axis_name: AxisName, partitioning: Partitioning, request: Request, *, dense_fallback: bool = False
+    x: Array | SparseGradient,
+    axis_name: AxisName,
+    partitioning: Partitioning,
+    request: Request,
+    *,
+    dense_fallback: bool = False,
 ) -> tuple[Array, Info]:
     """All-reduces the non-zero units of x: each server sums the units that it owns, and all workers get all sums.
 
@@ -54,7 +60,7 @@ def reduce_on_servers(
     `dense_ordered` takes over. Sums run in worker order on every path.
 
     Args:
-      x: float [U, m], this worker's gradient cut into units.
+      x: float [U, m], this worker's gradient cut into units; or a `SparseGradient` of shape [U, 1].
       axis_name: the workers' axis.
       partitioning: which server owns which unit.
       request: op, formats, and the units expected in the fullest push and pull message.
@@ -71,7 +77,11 @@ def reduce_on_servers(
     exchange = _Exchange(axis_name, n, partitioning, width, x.dtype, request, pulled)
     top = _sparse_limit(exchange) if dense_fallback else size
     if top == 0:
-        return dense_ordered(x, axis_name, request)
+        return dense_ordered(densified(x), axis_name, request)
+    if is_sparse(x):
+        # What a list has no room for needs neither rungs nor a dense branch.
+        dense_fallback &= x.room > top
+        top = min(top, x.room)
     *buckets, counts = partitioning.partition(x, top)
     fullest, push_stats = agree_on_push(counts, units, axis_name, request)
     if not dense_fallback:
@@ -80,12 +90,12 @@ def reduce_on_servers(
     # Along an axis beside that of the workers the statistics vary where gradients do.
     typed = partial(jax.tree.map, partial(_axis.varying_like, like=push_stats["density"]))
 
-    def sparse(_: Array) -> tuple[Array, Info]:
+    def sparse(_: Array | SparseGradient) -> tuple[Array, Info]:
         reduced, info = _exchange_sparse(exchange, top, (*buckets, counts), fullest, push_stats)
         return reduced, typed(info)
 
-    def dense(x: Array) -> tuple[Array, Info]:
-        reduced, info = dense_ordered(x, axis_name, request)
+    def dense(x: Array | SparseGradient) -> tuple[Array, Info]:
+        reduced, info = dense_ordered(densified(x), axis_name, request)
         return reduced, typed(info._replace(**push_stats))
 
     return lax.cond(fullest > top, dense, sparse, x)

@@ -6,9 +6,12 @@ from zen_jax.info import Info
 from zen_jax.schemes.partitioning import partitioning
 from zen_jax.schemes.request import Request
 from zen_jax.schemes.servers import reduce_on_servers
+from zen_jax.sparse import SparseGradient
 
 
-def zen(x: Array, axis_name: AxisName, request: Request, *, dense_fallback: bool = False) -> tuple[Array, Info]:
+def zen(
+    x: Array | SparseGradient, axis_name: AxisName, request: Request, *, dense_fallback: bool = False
+) -> tuple[Array, Info]:
     """All-reduces units [U, m] over servers that a hash keeps balanced; see `servers.reduce_on_servers`.
 
     Source: ZEN (OSDI 2025), section 3.

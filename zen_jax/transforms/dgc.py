@@ -11,7 +11,7 @@ from jax import lax
 
 from zen_jax import _axis, errors
 from zen_jax._typing import Array, AxisName, PyTree
-from zen_jax.kernels import send_largest
+from zen_jax.sparse import SparseGradient
 from zen_jax.transforms import feedback
 
 EXCESS = 1.3  # how far above its share of elements a threshold may go before it is adapted
@@ -32,6 +32,7 @@ def dgc(
     clip_norm: float | None = None,
     axis_name: AxisName | None = None,
     model_axis: AxisName | None = None,
+    compact: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Deep Gradient Compression: sends the largest accumulated velocities, keeps the rest.
 
@@ -61,14 +62,16 @@ def dgc(
       model_axis: axis of tensor parallelism. A leaf's shards share one threshold, from samples gathered over the
         axis, and k counts the whole leaf. In the clipped norm a leaf that is replicated over the axis counts once for
         each device.
+      compact: as in `top_k`, with room for 1.3 k. It needs a density that is a number: warm up without, the state is
+        the same.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` with `DgcState`: sent + residual is last residual + velocity, to the
       bit. State of 16-bit floats is float32 and keeps what rounding cuts off, too. State differs between workers.
 
     Raises:
-      ValueError: for a density, momentum or clip_norm out of range, or clip_norm without axis_name; at init or update
-        for leaves that are no floats; at update for an axis that is not bound.
+      ValueError: for a density, momentum or clip_norm out of range, clip_norm without axis_name, or a compact schedule;
+        at init or update for leaves that are no floats; at update for an axis that is not bound.
 
     >>> import jax.numpy as jnp
     >>> sparsifier = dgc(density=0.25, momentum=0.5)
@@ -83,6 +86,11 @@ def dgc(
     """
     if not callable(density):
         density = feedback.check_density(density)
+    elif compact:
+        raise ValueError(
+            "compact=True sets room aside for a density that is a number, but density is a schedule. Warm up with "
+            "compact=False and go on with the last density and the same state."
+        )
     _check(momentum, clip_norm, axis_name)
 
     def init(params: PyTree) -> DgcState:
@@ -95,7 +103,9 @@ def dgc(
         share = density(state.count) if callable(density) else density
         factor = None if clip_norm is None else _clip_factor(updates, clip_norm, axis_name, model_axis)
 
-        def leaf(_: str, update: Array, velocity: Array, residual: Array | None) -> tuple[Array, Array, Array | None]:
+        def leaf(
+            _: str, update: Array, velocity: Array, residual: Array | None
+        ) -> tuple[Array | SparseGradient, Array, Array | None]:
             scale = None if factor is None else factor.astype(velocity.dtype)
             if residual is None:
                 gradient = update.astype(velocity.dtype)
@@ -105,7 +115,7 @@ def dgc(
                 return sent, jnp.where(jnp.isfinite(velocity), velocity, jnp.zeros_like(velocity)), None
             if not update.size:
                 return update, velocity, residual
-            sent, residual, velocity = send_largest(
+            sent, residual, velocity = feedback.send(
                 update,
                 residual,
                 *_bounds(share, update.size, model_axis),
@@ -113,6 +123,7 @@ def dgc(
                 momentum=momentum,
                 scale=scale,
                 model_axis=model_axis,
+                compact=compact,
             )
             return sent, velocity, residual
 

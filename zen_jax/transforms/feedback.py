@@ -9,8 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from zen_jax import errors
-from zen_jax._typing import PyTree
+from zen_jax._typing import Array, PyTree
+from zen_jax.kernels import list_largest, send_largest
 from zen_jax.kernels.error_feedback import residual_dtype
+from zen_jax.planning.buckets import DENSE_BELOW
+from zen_jax.sparse import SparseGradient
 from zen_jax.trees import named_leaves
 
 
@@ -38,6 +41,16 @@ def map_leaves(fun: Callable[..., tuple], updates: PyTree, *states: PyTree) -> t
             )
     rows = [fun(name, *row) for name, row in zip(names, zip(*columns, strict=True), strict=True)]
     return tuple(treedef.unflatten(column) for column in zip(*rows, strict=True)) if rows else (updates, *states)
+
+
+def send(
+    update: Array, residual: Array, least: Array | int, most: Array | int, *, compact: bool, **how: Any
+) -> tuple[Array | SparseGradient, Array, Array | None]:
+    """As `send_largest`; compact, a leaf that `synchronize` does not fuse is sent as a list with room for `most`."""
+    if not compact or update.nbytes < DENSE_BELOW:
+        return send_largest(update, residual, least, most, **how)
+    listed, residual, velocity = list_largest(update, residual, least, most, min(most, update.size), **how)
+    return SparseGradient(*listed, update.shape), residual, velocity
 
 
 def kept(density: float, size: int) -> int:

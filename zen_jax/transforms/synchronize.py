@@ -14,10 +14,11 @@ from zen_jax.info import Info, make_info, total
 from zen_jax.planning.buckets import BUCKET_BYTES, DENSE_BELOW, buckets
 from zen_jax.planning.live import Profiler
 from zen_jax.planning.plan import Plan
-from zen_jax.row_sparse import RowSparseGradient, is_row_sparse
+from zen_jax.row_sparse import is_row_sparse
 from zen_jax.schemes import registry
 from zen_jax.schemes.row_sparse import reduce_rows
-from zen_jax.trees import named_leaves
+from zen_jax.sparse import densified
+from zen_jax.trees import Leaf, is_leaf, named_leaves, values_of
 from zen_jax.units import check_unit
 
 FUSED = "(fused)"
@@ -48,8 +49,9 @@ def synchronize(
     """Reduces every worker's gradients over a named axis: put it first in an `optax.chain`, in place of `pmean`.
 
     Every leaf of at least `dense_below` bytes is an `all_reduce` of its own; the smaller ones are fused by dtype into
-    buckets and travel dense. A `RowSparseGradient` travels as it is, whatever the scheme, unit and plan, and holds the
-    rows that any worker touched afterwards. None leaves and `optax.MaskedNode` are left alone.
+    buckets and travel dense. A `SparseGradient` comes out as an array. A `RowSparseGradient` travels as it is, whatever
+    the scheme, unit and plan, and holds the rows that any worker touched afterwards. None leaves and `optax.MaskedNode`
+    are left alone.
 
     Args:
       axis_name: the axis of shard_map, pmap or vmap(axis_name=...) that the workers lie on.
@@ -94,10 +96,10 @@ def synchronize(
     fused_scheme = "dense" if scheme == "dense" else "dense_ordered"
     reduce = partial(all_reduce, axis_name=axis_name, op=op, seed=seed, intra_axis=intra_axis)
 
-    def is_fused(name: str, leaf: Array | RowSparseGradient) -> bool:
+    def is_fused(name: str, leaf: Leaf) -> bool:
         return leaf.nbytes < dense_below if planned is None else planned[name].bucket is not None
 
-    def check(named: list[tuple[str, Array | RowSparseGradient]], n: int | None) -> None:
+    def check(named: list[tuple[str, Leaf]], n: int | None) -> None:
         for name, leaf in named:
             errors.check_float(name, leaf.dtype)
         if isinstance(plan, Plan):
@@ -108,22 +110,22 @@ def synchronize(
         check(named, n=None)
         return SynchronizeState({FUSED if is_fused(*leaf) else leaf[0]: make_info() for leaf in named})
 
-    def reduce_leaf(name: str, leaf: Array | RowSparseGradient) -> tuple[Array | RowSparseGradient, Info]:
+    def reduce_leaf(name: str, leaf: Leaf) -> tuple[Leaf, Info]:
         if is_row_sparse(leaf):
             return reduce_rows(leaf, axes, registry.Request(op=op, seed=seed))
         how = {"scheme": scheme, "unit": unit} if planned is None else planned[name].options
         return reduce(leaf, return_info=True, **how)
 
-    def fuse(leaves: list[tuple[str, Array]]) -> list[list[int]]:
+    def fuse(leaves: list[tuple[str, Leaf]]) -> list[list[int]]:
         if planned is None:
             return buckets([(leaf.dtype, leaf.nbytes) for _, leaf in leaves], bucket_bytes)
         numbers = [planned[name].bucket for name, _ in leaves]
         return [[i for i, number in enumerate(numbers) if number == wanted] for wanted in sorted(set(numbers))]
 
-    def reduce_fused(leaves: list[tuple[str, Array]]) -> tuple[list[Array], Info]:
+    def reduce_fused(leaves: list[tuple[str, Leaf]]) -> tuple[list[Array], Info]:
         reduced, infos = [None] * len(leaves), []
         for bucket in fuse(leaves):
-            arrays = [leaves[i][1] for i in bucket]
+            arrays = [densified(leaves[i][1]) for i in bucket]
             how = fused_scheme if planned is None else planned[leaves[bucket[0]][0]].scheme
             flat = jnp.concatenate([array.reshape(-1) for array in arrays])
             flat, info = reduce(flat, scheme=how, return_info=True)
@@ -139,7 +141,7 @@ def synchronize(
         if intra_axis is not None:
             _axis.axis_size(intra_axis, "intra_axis")
         for name, leaf in named:
-            _axis.check_not_reduced(name, leaf.rows if is_row_sparse(leaf) else leaf, axes)
+            _axis.check_not_reduced(name, values_of(leaf), axes)
         reduced, info = {}, {}
         with jax.named_scope("zen"):
             if isinstance(plan, Profiler):
@@ -154,7 +156,7 @@ def synchronize(
                     # Under the name that `init`, which sees the whole table, gave it.
                     key = FUSED if is_fused(name, leaf) else name
                     info[key] = total([info[key], of_leaf]) if key in info else of_leaf
-        treedef = jax.tree.structure(updates, is_leaf=is_row_sparse)
+        treedef = jax.tree.structure(updates, is_leaf=is_leaf)
         return jax.tree.unflatten(treedef, [reduced[name] for name, _ in named]), SynchronizeState(info)
 
     return optax.GradientTransformationExtraArgs(init, update)

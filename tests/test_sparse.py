@@ -1,0 +1,309 @@
+"""The fused path, from sparsifier to the wire as a list: its kernels, and that nothing differs from the dense path."""
+
+import functools
+import importlib
+
+import harness
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import FLOATS, assert_same_bits, assert_same_values, normal, special
+
+import zen_jax as zen
+
+pytestmark = pytest.mark.promoting  # optax's own arithmetic relies on promotion
+
+N = 4
+SHAPE = (700, 400)  # above 1 MiB in float32
+SPARSIFIERS = {
+    "top_k": functools.partial(zen.top_k, 0.01),
+    "dgc": functools.partial(zen.dgc, 0.01),
+}
+every_sparsifier = pytest.mark.parametrize("name", SPARSIFIERS)
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def listed(x, room):
+    """The non-zero elements of x as a list with `room`, the rest of it filled with what must not be read."""
+    found = np.flatnonzero(x)
+    indices, values = np.full(room, -7, np.int32), np.full(room, np.nan, x.dtype)
+    indices[: found.size], values[: found.size] = found[:room], x[found[:room]]
+    return indices, values, np.int32(found.size)
+
+
+@functools.cache
+def partition_coo(n, capacity):
+    """Whatever this machine takes, and pure JAX."""
+    reference = importlib.import_module("zen_jax.kernels.partition_coo").reference
+    return [jax.jit(functools.partial(run, n=n, capacity=capacity)) for run in (zen.kernels.partition_coo, reference)]
+
+
+def assert_same_buckets(actual, expected):
+    assert_same_bits(actual[2], expected[2])
+    for server, count in enumerate(np.asarray(expected[2])):
+        for mine, theirs in zip(actual[:2], expected[:2], strict=True):
+            kept = min(int(count), mine.shape[1])
+            assert_same_bits(mine[server, :kept], theirs[server, :kept])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_partition_of_a_list_is_that_of_the_dense_gradient(dtype):
+    """Every dtype, special values, odd sizes, full and overflowing buckets."""
+    with jax.enable_x64(dtype == "float64"):
+        for x in special(1, (1003,), FLOATS[dtype]).values():
+            for n, capacity in ((1, 1003), (3, 20), (8, 126), (2000, 1)):
+                expected = zen.kernels.partition(x[0], n, capacity)
+                for run in partition_coo(n, capacity):
+                    assert_same_buckets(run(*listed(x[0], 1003)), expected)
+
+
+@hypothesis.given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.booleans())
+def test_partition_of_any_list(seed, density, clustered):
+    rng = np.random.default_rng(seed)
+    x = np.where(rng.random(70001) < density ** (3 if clustered else 1), 1 + rng.random(70001), 0).astype(np.float32)
+    x[: 65000 * clustered] = 0
+    expected = zen.kernels.partition(x, 5, 14001)
+    for run in partition_coo(5, 14001):
+        assert_same_buckets(run(*listed(x, 70001)), expected)
+
+
+def test_partition_of_nothing():
+    for run in partition_coo(3, 4):
+        assert run(np.zeros(1, np.int32), np.ones(1, np.float32), np.int32(0))[2].tolist() == [0, 0, 0]
+        assert run(np.zeros(0, np.int32), np.ones(0, np.float32), np.int32(0))[2].tolist() == [0, 0, 0]
+
+
+@functools.cache
+def both_ways(room, momentum):
+    """send_largest and list_largest: (sent, residual, velocity) and ((indices, values, count), ...)."""
+
+    def run(kernel, update, residual, velocity, k):
+        options = {"velocity": velocity, "momentum": 0.9} if momentum else {}
+        return kernel(update, residual, k, k, **options)
+
+    send = functools.partial(run, zen.kernels.send_largest)
+    enlist = functools.partial(run, lambda u, r, a, b, **how: zen.kernels.list_largest(u, r, a, b, room, **how))
+    return jax.jit(jax.vmap(send)), jax.jit(jax.vmap(enlist))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("size", [1, 1087, 70001])
+def test_list_holds_what_would_be_sent(dtype, size):
+    """Counted and sampled, with values of every kind, under vmap; beyond its room a list is cut off."""
+    with jax.enable_x64(dtype == "float64"):
+        for name, update in special(2, (size,), FLOATS[dtype]).items():
+            kept = np.float64 if dtype == "float64" else np.float32
+            residual, velocity = normal((2, size), 1, kept), normal((2, size), 2, kept)
+            residual[:, ::3] = 0
+            for k, momentum in ((1, False), (-(-size // 50), True), (-(-size // 50), False), (size, False)):
+                send, enlist = both_ways(-(-size // 5), momentum)
+                k = np.full(2, k, np.int32)
+                sent, *state = send(update, residual, velocity, k)
+                (indices, values, counts), *other = enlist(update, residual, velocity, k)
+                for mine, theirs in zip(jax.tree.leaves(other), jax.tree.leaves(state), strict=True):
+                    assert_same_bits(mine, theirs, name)
+                for worker in range(2):
+                    found = np.flatnonzero(np.asarray(sent)[worker])
+                    assert counts[worker] == found.size
+                    found = found[: indices.shape[1]]
+                    np.testing.assert_array_equal(indices[worker, : found.size], found)
+                    assert_same_values(values[worker, : found.size], np.asarray(sent)[worker, found], name)
+
+
+def test_list_where_the_sample_misleads():
+    """What was sent too early is taken off the list again."""
+    update = np.zeros((2, 70001), np.float32)
+    update[:, 35000:35050] = 1 + np.arange(50)
+    update[1] = 3
+    for k in (1, 20, 700):
+        send, enlist = both_ways(70001, False)
+        k = np.full(2, k, np.int32)
+        sent, residual, _ = send(update, 0 * update, update, k)
+        lists, other, _ = enlist(update, 0 * update, update, k)
+        assert_same_bits(other, residual)
+        for worker in range(2):
+            found = np.flatnonzero(np.asarray(sent)[worker])
+            assert lists[2][worker] == found.size
+            np.testing.assert_array_equal(lists[0][worker, : found.size], found)
+
+
+# --- the gradient -----------------------------------------------------------------------------------------------------
+
+
+def test_to_dense_and_reshape():
+    x = np.where(np.arange(60).reshape(3, 20) % 7 == 0, normal((3, 20)), 0).astype(np.float32)
+    gradient = zen.SparseGradient(*map(jnp.asarray, listed(x.reshape(-1), 15)), x.shape)
+    assert_same_bits(gradient.to_dense(), x)
+    assert_same_bits(gradient.reshape(-1, 4).to_dense(), x.reshape(-1, 4))
+    assert (gradient.shape, gradient.size, gradient.nbytes, gradient.room) == ((3, 20), 60, 240, 15)
+    assert gradient.dtype == jnp.float32
+    cut = zen.SparseGradient(*map(jnp.asarray, listed(x.reshape(-1), 2)), x.shape)
+    assert np.count_nonzero(cut.to_dense()) == 2
+
+
+REDUCTIONS = {
+    "auto": {},
+    "zen": {"scheme": "zen", "capacity": (10, None)},
+    "murmur": {"scheme": "zen", "hash": "murmur"},
+    "a unit of its own": {"unit": 4},
+    "another scheme": {"scheme": "agsparse"},
+}
+
+
+@pytest.mark.parametrize("options", REDUCTIONS.values(), ids=REDUCTIONS.keys())
+@pytest.mark.parametrize("n", [1, 3])
+def test_all_reduce_of_lists(options, n):
+    """With room for few, where no dense branch is needed, and for all; bitwise as of arrays."""
+    stack = np.where(np.random.default_rng(0).random((n, 40, 60)) < 0.05, normal((n, 40, 60)), 0).astype(np.float32)
+    expected = harness.all_reduce("vmap", n, **options)(stack)
+    for room in (200, 2400):
+        lists = jax.tree.map(lambda *parts: np.stack(parts), *(listed(x.reshape(-1), room) for x in stack))
+
+        def worker(parts):
+            return zen.all_reduce(zen.SparseGradient(*parts, (40, 60)), harness.AXIS, **options)
+
+        assert_same_bits(harness.spmd(worker, "vmap", n)(lists), expected)
+
+
+def test_all_reduce_of_lists_that_are_full():
+    """Every element of every worker: auto goes dense, from the lists."""
+    stack = normal((3, 30, 50))
+    lists = jax.tree.map(lambda *parts: np.stack(parts), *(listed(x.reshape(-1), 1500) for x in stack))
+    worker = lambda parts: zen.all_reduce(  # noqa: E731
+        zen.SparseGradient(*parts, (30, 50)), harness.AXIS, return_info=True
+    )
+    reduced, info = harness.spmd(worker, "vmap", 3)(lists)
+    assert info.dense_taken[0] == 1
+    assert_same_bits(reduced, harness.all_reduce("vmap", 3)(stack))
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def planned(shape):
+    """A plan for leaves as sparse as the sparsifiers make them."""
+    rng = np.random.default_rng(5)
+    stack = {"w": np.where(rng.random((N, *shape)) < 0.01, 1, 0).astype(np.float32), "b": np.ones((N, 9), np.float32)}
+    return zen.plan(zen.profile(stack), zen.Cluster(N, inter_gbps=0.1))
+
+
+def trained(name, mode, compact, dtype=np.float32, shape=SHAPE, steps=3, poison=None, **options):
+    """Updates and states of every step on every worker, stacked."""
+    chain = optax.chain(SPARSIFIERS[name](compact=compact), zen.synchronize(harness.AXIS, **options))
+    params = {"w": jnp.zeros(shape, dtype), "b": jnp.zeros(9, dtype)}
+
+    def worker(gradients):
+        state, updates = chain.init(params), []
+        for step in range(steps):
+            update, state = chain.update(jax.tree.map(lambda g: g[step], gradients), state)
+            updates.append(update)
+        return updates, state[0]
+
+    gradients = {"w": normal((N, steps, *shape), 3, dtype), "b": normal((N, steps, 9), 4, dtype)}
+    if poison is not None:
+        gradients["w"][0, 0][poison] = np.nan
+    return harness.to_numpy(harness.spmd(worker, mode, N)(gradients))
+
+
+def assert_fused_is_unfused(name, mode, **options):
+    fused, unfused = (trained(name, mode, compact, **options) for compact in (True, False))
+    assert jax.tree.structure(fused) == jax.tree.structure(unfused)
+    for mine, theirs in zip(jax.tree.leaves(fused), jax.tree.leaves(unfused), strict=True):
+        assert_same_values(mine, theirs)
+
+
+@every_sparsifier
+@pytest.mark.parametrize("mode", ["vmap", "shard_map", "shard_map_unchecked"])
+def test_fused_is_unfused(name, mode):
+    """Updates and state, over several steps."""
+    assert_fused_is_unfused(name, mode, unit="element")
+
+
+CHANGES = {
+    "default unit": {},
+    "16 bits": {"dtype": FLOATS["float16"], "shape": (700, 800)},
+    "dense": {"scheme": "dense_ordered"},
+    "all fused into buckets": {"dense_below": 1 << 30},
+    "profiler": {"plan": zen.Profiler()},
+    "one NaN": {"poison": (3, 5)},
+}
+
+
+@pytest.mark.parametrize("options", CHANGES.values(), ids=CHANGES.keys())
+def test_fused_is_unfused_however_it_travels(options):
+    assert_fused_is_unfused("top_k", "vmap", steps=2, **options)
+
+
+def test_fused_is_unfused_in_a_plan():
+    plan = planned(SHAPE)
+    assert plan.leaves["w"].scheme == "zen"
+    assert_fused_is_unfused("dgc", "vmap", plan=plan)
+
+
+@every_sparsifier
+def test_more_that_is_not_finite_than_the_list_holds(name):
+    """The first k go, so that all workers see it; residual and velocity are finite, and as they are unfused."""
+    results = [trained(name, "vmap", compact, steps=1, poison=slice(None)) for compact in (True, False)]
+    (([fused], state), ([unfused], other)) = results
+    assert not np.isfinite(unfused["w"]).any()
+    lost = np.isnan(fused["w"][0]).reshape(-1)
+    room = int(0.01 * lost.size * (1.3 if name == "dgc" else 1))
+    np.testing.assert_array_equal(np.flatnonzero(lost), np.arange(room))
+    for mine, theirs in zip(jax.tree.leaves(state), jax.tree.leaves(other), strict=True):
+        assert np.isfinite(mine).all()
+        assert_same_bits(mine, theirs)
+
+
+def test_hierarchy():
+    chains = [
+        optax.chain(zen.top_k(0.01, compact=compact), zen.synchronize("hosts", intra_axis="devices", unit="element"))
+        for compact in (True, False)
+    ]
+    gradients = normal((2, 2, *SHAPE))
+    run = lambda chain: jax.vmap(  # noqa: E731
+        jax.vmap(lambda g: chain.update(g, chain.init(jnp.zeros(SHAPE)))[0], axis_name="devices"), axis_name="hosts"
+    )(gradients)
+    assert_same_bits(run(chains[0]), run(chains[1]))
+
+
+def test_small_leaves_stay_arrays():
+    sparsifier = zen.top_k(0.1, compact=True)
+    sent, _ = sparsifier.update(jnp.ones((20, 20)), sparsifier.init(jnp.zeros((20, 20))))
+    assert isinstance(sent, jax.Array)
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_a_schedule_has_no_room():
+    with pytest.raises(ValueError, match="compact=True sets room aside for a density that is a number"):
+        zen.dgc(zen.warmup_density(0.01, 5), compact=True)
+
+
+def test_changed_indices_are_refused():
+    gradient = zen.SparseGradient(jnp.zeros(3), jnp.ones(3), jnp.int32(1), (9,))
+    with pytest.raises(ValueError, match=r"indices of float32.*right before zen_jax\.synchronize"):
+        gradient.to_dense()
+    with pytest.raises(ValueError, match="indices of float32"):
+        jax.vmap(lambda _: zen.all_reduce(gradient, "data"), axis_name="data")(jnp.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda i, v: zen.kernels.partition_coo(i, i, 3, 2, 2), "int32"),
+        (lambda i, v: zen.kernels.partition_coo(i, v[:2], 3, 2, 2), r"values has shape \(2,\)"),
+        (lambda i, v: zen.kernels.partition_coo(i, v, 3, 0, 2), "n=0"),
+        (lambda i, v: zen.kernels.partition_coo(i, v, 3, 2, 0), "capacity=0"),
+        (lambda i, v: zen.kernels.list_largest(v, v, 1, 1, 0), "room=0"),
+    ],
+)
+def test_bad_operands(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(jnp.arange(3, dtype=jnp.int32), jnp.ones(3))

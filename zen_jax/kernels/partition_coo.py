@@ -1,0 +1,79 @@
+"""Partition of a gradient that is a list of its non-zero elements."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from zen_jax import hashing
+from zen_jax._typing import Array
+from zen_jax.errors import check_at_least, check_float, check_rank, check_seed, check_shape, check_workers
+from zen_jax.kernels._lowering import custom_call_or
+
+
+def partition_coo(
+    indices: Array, values: Array, count: Array, n: int, capacity: int, *, seed: int = 0
+) -> tuple[Array, Array, Array]:
+    """Puts the listed elements into n buckets: as `partition` does with the dense gradient, to the bit.
+
+    Args:
+      indices: int32 [K], ascending, each once.
+      values: float [K], not zero.
+      count: int32 [], how many entries there are; at most K of them are read.
+      n: number of servers, 1 to 65535.
+      capacity: room C of each bucket, in elements.
+      seed: seed of the tile rotation.
+
+    Returns:
+      positions int32 [n, C], values [n, C] and counts int32 [n], as of `partition`.
+
+    Raises:
+      ValueError: for values that are no floats, shapes that disagree, n or capacity below 1.
+
+    >>> import jax.numpy as jnp
+    >>> indices, values = jnp.array([1, 3, 4, 0]), jnp.array([5.0, 7.0, 8.0, 0.0])
+    >>> positions, values, counts = partition_coo(indices, values, jnp.int32(3), n=2, capacity=3)
+    >>> counts.tolist(), values[0, :2].tolist(), values[1, :1].tolist()
+    ([2, 1], [7.0, 8.0], [5.0])
+
+    Source: ZEN (OSDI 2025), section 3.2; in place of Algorithm 1's h0 the tile rotation of `zen_jax.hashing`.
+    """
+    check_float("values", values.dtype)
+    check_rank("indices", indices.shape, (1,))
+    check_shape("values", values.shape, indices.shape)
+    check_shape("count", jnp.shape(count), ())
+    check_workers(n)
+    check_seed(seed)
+    check_at_least("capacity", capacity, 1)
+    return custom_call_or(
+        lambda *operands: reference(*operands, n, capacity, seed=seed),
+        "zen_partition_coo",
+        [indices, values, count],
+        [((n, capacity), jnp.int32), ((n, capacity), values.dtype), ((n,), jnp.int32)],
+        seed=np.uint32(seed),
+    )
+
+
+def reference(
+    indices: Array, values: Array, count: Array, n: int, capacity: int, *, seed: int = 0
+) -> tuple[Array, Array, Array]:
+    """The pure-JAX lowering."""
+    listed = jnp.arange(indices.size, dtype=jnp.int32) < count
+    entries, first = by_server(indices, listed, n, seed)
+    entry = entries.at[first[:-1, None] + np.arange(capacity, dtype=np.int32)[None]].get(mode="clip")
+    return hashing.position_of(indices[entry], n), values[entry], first[1:] - first[:-1]
+
+
+def by_server(indices: Array, listed: Array, n: int, seed: int) -> tuple[Array, Array]:
+    """Sorts the listed entries by the server that owns their index.
+
+    Args:
+      indices: int32 [K].
+      listed: bool [K], which entries are to be sorted.
+      n, seed: of the tile rotation.
+
+    Returns:
+      entries: int32 [K], server after server, in their order on each; those not listed come last.
+      first: int32 [n + 1], where each server's begin, and the end.
+    """
+    server = jnp.where(listed, hashing.server_of(indices, n, seed), n)
+    entries = jnp.argsort(server, stable=True).astype(jnp.int32)
+    return entries, jnp.searchsorted(server[entries], np.arange(n + 1, dtype=np.int32)).astype(jnp.int32)

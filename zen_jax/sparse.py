@@ -1,0 +1,87 @@
+"""`SparseGradient`: the gradient that a sparsifier hands on, by its elements that are not zero."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from zen_jax import kernels
+from zen_jax._typing import Array
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["indices", "values", "count"], meta_fields=["shape"])
+@dataclass(frozen=True)
+class SparseGradient:
+    """A gradient by its non-zero elements, as `zen_jax.top_k(density, compact=True)` hands it to `synchronize`.
+
+    A pytree, and one leaf to `zen_jax.synchronize` and `zen_jax.all_reduce`, which give the dense reduced gradient. No
+    other transformation knows it: put none in between.
+
+    Attributes:
+      indices: int32 [K], ascending and each once, into the flattened gradient; unused from the count on.
+      values: float [K], the elements there, none of them zero.
+      count: int32 [], how many elements were to be listed. Those beyond K are not: see `zen_jax.top_k`.
+      shape: the gradient's shape.
+
+    >>> import jax.numpy as jnp
+    >>> gradient = SparseGradient(jnp.array([1, 3, 0]), jnp.array([2.0, 4.0, 9.0]), jnp.int32(2), (2, 2))
+    >>> gradient.to_dense().tolist(), gradient.size
+    ([[0.0, 2.0], [0.0, 4.0]], 4)
+    """
+
+    indices: Array
+    values: Array
+    count: Array
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.values.dtype
+
+    @property
+    def room(self) -> int:
+        """K: how many elements the gradient can hold."""
+        return self.indices.size
+
+    @property
+    def size(self) -> int:
+        """Elements of the gradient."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the gradient, zeros included."""
+        return self.size * self.dtype.itemsize
+
+    def reshape(self, *shape: int) -> "SparseGradient":
+        """The same elements of a gradient of another shape, of which one dimension may be -1."""
+        known = prod(length for length in shape if length != -1)
+        return replace(self, shape=tuple(self.size // known if length == -1 else length for length in shape))
+
+    def to_dense(self) -> Array:
+        """The gradient of `shape`, zeros included."""
+        check_intact(self)
+        listed = self.indices[None], self.values[None], self.count[None]
+        return kernels.aggregate(*listed, self.size).reshape(self.shape)
+
+
+def is_sparse(leaf: Any) -> bool:
+    """Whether a node of a tree is a `SparseGradient`: for `is_leaf` of `jax.tree`."""
+    return isinstance(leaf, SparseGradient)
+
+
+def densified(gradient: Array | SparseGradient) -> Array:
+    """The gradient as an array."""
+    return gradient.to_dense() if is_sparse(gradient) else gradient
+
+
+def check_intact(gradient: SparseGradient) -> None:
+    """Raises a ValueError where a transformation that does not know sparse leaves has computed with the indices."""
+    if gradient.indices.dtype != jnp.int32:
+        raise ValueError(
+            f"SparseGradient has indices of {gradient.indices.dtype}, but they must be int32: a transformation before "
+            "this one has computed with them. Put the sparsifier right before zen_jax.synchronize."
+        )
