@@ -2,7 +2,8 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -69,15 +70,9 @@ def train(task: Task, config: Config, workers: Workers, run: Run, state: State) 
 
     A state that was yielded is donated to the step after it.
     """
-    options = _KEEP_BARRIERS if jax.default_backend() == "cpu" else None
-
-    def make_step(plan: zen.Plan | zen.Profiler | None = None) -> Any:
-        worker_step = _worker_step(task, config.seed, run.scheme, plan)
-        step_fun = workers.run(worker_step, inputs=(KINDS, EACH, SAME), outputs=(KINDS, SAME, SAME))
-        return jax.jit(step_fun, donate_argnums=0, compiler_options=options)
-
+    make = partial(make_step, task, config.seed, run.scheme, workers)
     planned = run.scheme == PLANNED
-    step_fun = zen.autotune(make_step, cluster=workers.cluster()) if planned else make_step()
+    step_fun = zen.autotune(make, cluster=workers.cluster()) if planned else make(None)
     for number in range(len(run.steps), config.steps):
         start = time.perf_counter()
         with jax.profiler.StepTraceAnnotation("train", step_num=number):
@@ -94,6 +89,16 @@ def _synchronized(
 ) -> optax.GradientTransformation:
     scheme = "auto" if scheme == PLANNED else scheme
     return optax.chain(zen.synchronize(AXIS, scheme=scheme, plan=plan, **task.synchronize), task.optimizer)
+
+
+def make_step(
+    task: Task, seed: int, scheme: str, workers: Workers, plan: zen.Plan | zen.Profiler | None
+) -> Callable[[State, PyTree, np.int32], tuple[State, jax.Array, zen.Info]]:
+    """A compiled step of all workers: (state, batch, number) -> (state, mean loss, info). The state is donated."""
+    options = _KEEP_BARRIERS if jax.default_backend() == "cpu" else None
+    worker_step = _worker_step(task, seed, scheme, plan)
+    step_fun = workers.run(worker_step, inputs=(KINDS, EACH, SAME), outputs=(KINDS, SAME, SAME))
+    return jax.jit(step_fun, donate_argnums=0, compiler_options=options)
 
 
 def _worker_step(task: Task, seed: int, scheme: str, plan: zen.Plan | zen.Profiler | None) -> Any:
