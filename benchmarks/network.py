@@ -1,9 +1,9 @@
 """Measures every scheme, and peers, on the same gradients over a real or an emulated network.
 
-    python -m benchmarks.network --workload synthetic:0.01 --hosts 4 --rate 200mbit          # as root on Linux
-    python -m benchmarks.network --data path/to/data --workload gutenberg_lm --hosts 4 8 --rate 100mbit 200mbit \\
+    python -m benchmarks.network --workloads synthetic:0.01 --hosts 4 --rate 200mbit          # as root on Linux
+    python -m benchmarks.network --data path/to/data --workloads gutenberg_lm --hosts 4 8 --rate 100mbit 200mbit \\
         --peer-python path/to/python-with-torch --json build/network.json --plot build/network.png
-    python -m benchmarks.network --workload synthetic:0.01 --hosts 4 --rate 10gbit \\
+    python -m benchmarks.network --workloads synthetic:0.01 --hosts 4 --rate 10gbit \\
         --coordinator host0:7700 --rank 0 --interface eth0       # once on each of 4 hosts, with its own rank
 
 Messages are planned on the steps before those that are measured, and every result is checked against the exact sum.
@@ -160,7 +160,7 @@ def installed_peers(python: str) -> list[str]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", default="gutenberg_lm", help="a data set, or synthetic:DENSITY")
+    parser.add_argument("--workloads", nargs="+", default=["gutenberg_lm"], help="data sets, or synthetic:DENSITY")
     parser.add_argument("--data", type=Path, help="folder that holds the data sets' folders")
     parser.add_argument("--hosts", type=int, nargs="+", default=[4], help="numbers of hosts, one worker each")
     parser.add_argument("--rate", nargs="+", default=["200mbit"], help="rates of every link, each way")
@@ -188,28 +188,37 @@ def parse() -> argparse.Namespace:
     return options
 
 
+def measure_workload(options: argparse.Namespace, workload: workloads.Workload, n: int) -> list[dict[str, Any]]:
+    """The report's rows about one workload among n hosts."""
+    wanted = {scheme: {"scheme": scheme} for scheme in options.schemes} | (ABLATION if options.ablation else {})
+    gbps = min(map(rate_in_bits, options.rate)) / 1e9
+    with tempfile.TemporaryDirectory() as folder:
+        problem = make_problem(workload, n, wanted, options.repeats, gbps, Path(folder))
+        path = Path(folder) / "problem.npz"
+        problem.save(path)
+        given = options.coordinator is not None
+        records = measure_given(options, path) if given else measure_emulated(options, path, n)
+    bound = float(np.mean([lower_bound(step, workload.columns * ITEMSIZE) for step in problem.touched]))
+    return network_report.rows(records, workload.name, bound)
+
+
 def main() -> None:
     options = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that emulated hosts are removed
-    workload = workloads.load(options.workload, options.data)
+    loaded = [workloads.load(name, options.data) for name in options.workloads]
     if options.coordinator is None and options.peers is None:
         options.peers = installed_peers(options.peer_python)
-    wanted = {scheme: {"scheme": scheme} for scheme in options.schemes} | (ABLATION if options.ablation else {})
-    gbps = min(map(rate_in_bits, options.rate)) / 1e9
     rows = []
-    for n in options.hosts:
-        with tempfile.TemporaryDirectory() as folder:
-            problem = make_problem(workload, n, wanted, options.repeats, gbps, Path(folder))
-            path = Path(folder) / "problem.npz"
-            problem.save(path)
-            given = options.coordinator is not None
-            records = measure_given(options, path) if given else measure_emulated(options, path, n)
-        bound = float(np.mean([lower_bound(step, workload.columns * ITEMSIZE) for step in problem.touched]))
-        rows += network_report.rows(records, workload.name, bound)
+    for workload in loaded:
+        for n in options.hosts:
+            found = measure_workload(options, workload, n)
+            if not found:  # another rank speaks
+                continue
+            rows += found
+            print(network_report.table(found), flush=True)
+            measure.write_json(options.json, {"environment": measure.environment(), "rows": rows})
     if rows:
-        print(network_report.table(rows))
-        result = {"environment": measure.environment(), "workload": workload.name, "rows": rows}
-        measure.write_json(options.json, result)
+        print(network_report.choices(rows))
         if options.plot:
             network_report.plot(rows, options.plot)
 

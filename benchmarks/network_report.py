@@ -54,7 +54,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as text; `*` marks what the planner would choose."""
     printed = []
     for row in rows:
-        cells = {"n": row["n"], "rate": row["rate"], "case": row["case"] + " *" * row.get("planned", False)}
+        cells = {key: row[key] for key in ("workload", "n", "rate")}
+        cells["case"] = row["case"] + " *" * row.get("planned", False)
         cells["ms (min-max)"] = "{median_ms:.0f} ({min_ms:.0f}-{max_ms:.0f})".format(**row)
         wanted = {
             "estimate": ("estimate_ms", ".0f"),
@@ -73,6 +74,19 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return measure.table(printed)
 
 
+def choices(rows: Sequence[dict[str, Any]]) -> str:
+    """For each workload, number of hosts and rate: what the planner would choose, and the fastest that it knows."""
+    printed = []
+    known = [row for row in rows if "planned" in row]
+    for where in dict.fromkeys((row["workload"], row["n"], row["rate"]) for row in known):
+        here = [row for row in known if (row["workload"], row["n"], row["rate"]) == where]
+        chosen, fastest = next(row for row in here if row["planned"]), min(here, key=lambda row: row["median_ms"])
+        cells = dict(zip(("workload", "n", "rate"), where, strict=True))
+        cells |= {"planned": chosen["case"], "fastest": fastest["case"]}
+        printed.append(cells | {"planned / fastest": f"{chosen['median_ms'] / fastest['median_ms']:.2f}"})
+    return measure.table(printed) if printed else ""
+
+
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Median times as bars with their extremes, one panel for each number of hosts and rate, to a PNG."""
     import matplotlib
@@ -80,16 +94,17 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = list(dict.fromkeys((row["n"], row["rate"]) for row in rows))
+    panels = list(dict.fromkeys((row["workload"], row["n"], row["rate"]) for row in rows))
     size = (5 * len(panels), 4)
     figure, all_axes = pyplot.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
-    for (n, rate), axes in zip(panels, all_axes[0], strict=True):
-        here = sorted((row for row in rows if (row["n"], row["rate"]) == (n, rate)), key=lambda row: -row["median_ms"])
+    for panel, axes in zip(panels, all_axes[0], strict=True):
+        here = [row for row in rows if (row["workload"], row["n"], row["rate"]) == panel]
+        here.sort(key=lambda row: -row["median_ms"])
         medians = [row["median_ms"] for row in here]
         spread = [[abs(row["median_ms"] - row[end]) for row in here] for end in ("min_ms", "max_ms")]
         axes.barh([row["case"] for row in here], medians, xerr=spread)
         axes.axvline(here[0]["bound_ms"], color="black", linestyle=":", label="lower bound")
-        axes.set(xscale="log", xlabel="ms", title=f"{here[0]['workload']}, n = {n}, {rate}")
+        axes.set(xscale="log", xlabel="ms", title="{}, n = {}, {}".format(*panel))
         axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

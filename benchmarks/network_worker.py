@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import zen_jax as zen
 from benchmarks import group
 from benchmarks.problem import Problem
+from zen_jax.planning.costs import candidates
 
 
 class Processes:
@@ -26,17 +27,20 @@ class Processes:
         return np.asarray(bits).reshape(self.size, -1).view(np.float64).reshape(self.size, *np.shape(numbers))
 
     def at_rate(self, rate: str) -> dict[str, dict[str, Any]]:
-        """Calibrates the links, and gives for each scheme the estimated seconds and whether a plan would choose it."""
+        """Calibrates the links, and gives for each case the estimated seconds and whether a plan would choose it."""
         if rate == group.UNLIMITED:
             return {}
         cluster = zen.calibrate(self.mesh)
-        profile = zen.SparsityProfile.load(self.problem.notes["profile"])
-        estimate = zen.estimate(profile, cluster)
-        measured = [name for name in estimate.leaves[""] if name in self.problem.notes["cases"]]
-        chosen = estimate.best("", measured).candidate.scheme
-        return {
-            name: {"estimate": each.seconds, "planned": name == chosen} for name, each in estimate.leaves[""].items()
+        leaf = zen.SparsityProfile.load(self.problem.notes["profile"]).leaves[""]
+        known = list(candidates(leaf, self.size))
+        seconds = {
+            name: each.seconds(cluster, self.size)
+            for name, options in self.problem.notes["cases"].items()
+            for each in known
+            if _hashable(each.options) == _hashable(options)
         }
+        choice = min((name for name in seconds if name in zen.schemes.names()), key=seconds.__getitem__)
+        return {name: {"estimate": each, "planned": name == choice} for name, each in seconds.items()}
 
 
 class Scheme:

@@ -200,6 +200,15 @@ def test_report_relates_times_to_bytes():
     assert "zen" in network_report.table([dense, zen])
 
 
+def test_report_says_how_much_slower_than_the_fastest_the_planned_scheme_is():
+    where = {"workload": "a workload", "n": 4, "rate": "64mbit"}
+    rows = [where | {"case": "dense", "median_ms": 9.0, "planned": False}]
+    rows += [where | {"case": "zen", "median_ms": 3.0, "planned": True}]
+    rows += [where | {"case": "agsparse", "median_ms": 2.0, "planned": False}]
+    rows += [where | {"case": "a peer", "median_ms": 1.0}]  # which no plan can choose
+    assert network_report.choices(rows).splitlines()[1].split() == "a workload 4 64mbit zen agsparse 1.50".split()
+
+
 @pytest.mark.parametrize("module", [workloads, exact, emulated_hosts, drawing])
 def test_examples_in_docstrings(module):
     assert doctest.testmod(module).failed == 0
@@ -265,7 +274,7 @@ def test_emulated_hosts_talk_at_the_rate_and_vanish(may_emulate_hosts):
 @pytest.mark.multiprocess
 def test_network_benchmark_counts_what_crosses_the_wire(tmp_path, may_emulate_hosts):
     result = tmp_path / "network.json"
-    options = "--workload synthetic:0.01 --hosts 2 --rate 2gbit --schemes dense --repeats 1 --peers".split()
+    options = "--workloads synthetic:0.01 --hosts 2 --rate 2gbit --schemes dense --repeats 1 --peers".split()
     command = [sys.executable, "-m", "benchmarks.network", *options, "--json", str(result)]
     done = subprocess.run(command, env=os.environ | {"XLA_FLAGS": ""}, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

@@ -243,7 +243,7 @@ def _largest_call(
     chunks = selection.sample_chunks(update.size)
     ranks = selection.ranks_around(least, chunks * selection.CHUNK, update.size)
     # A custom call takes no None: no velocity is one of no elements.
-    moved = jnp.zeros((0,), residual.dtype) if velocity is None else velocity
+    moved = jnp.zeros_like(update, residual.dtype, shape=(0,)) if velocity is None else velocity
     attributes = {"rank": np.int64(update.ndim), "momentum": np.float64(momentum), "chunks": np.int64(chunks)}
     return [update, residual, moved, scale, jnp.stack([least, most, *ranks])], attributes
 

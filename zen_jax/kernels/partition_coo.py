@@ -38,6 +38,7 @@ def partition_coo(
     """
     check_float("values", values.dtype)
     check_rank("indices", indices.shape, (1,))
+    check_at_least("K", indices.size, 1)
     check_shape("values", values.shape, indices.shape)
     check_shape("count", jnp.shape(count), ())
     check_workers(n)

@@ -96,7 +96,8 @@ def reduce_on_servers(
 
     def dense(x: Array | SparseGradient) -> tuple[Array, Info]:
         reduced, info = dense_ordered(densified(x), axis_name, request)
-        return reduced, typed(info._replace(**push_stats))
+        agreeing = (n - 1) * COUNT_BYTES
+        return reduced, typed(info._replace(bytes_pushed=info.bytes_pushed + agreeing, **push_stats))
 
     return lax.cond(fullest > top, dense, sparse, x)
 
