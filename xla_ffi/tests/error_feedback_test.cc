@@ -89,6 +89,18 @@ void check(const State& actual, const State& wanted, bool moves) {
   if (moves) ZEN_CHECK(same_bits(actual.velocity, wanted.velocity));
 }
 
+// The non-zero elements of one item as a list, cut off at the room.
+void check_list(const std::vector<int32_t>& indices, const std::vector<float>& values, int32_t count, int64_t room,
+                int64_t item, const float* sent, int64_t size) {
+  int32_t found = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    if (sent[i] == 0) continue;
+    const int64_t entry = item * room + found;
+    if (found++ < room) ZEN_CHECK(indices[entry] == i && key_of(values[entry]) == key_of(sent[i]));
+  }
+  ZEN_CHECK(count == found);
+}
+
 void test_exact(const FeedbackProblem& p, const State& state, int64_t k, int64_t chunks, bool moves,
                 const std::string& name) {
   const State totals = accumulated(state, moves);
@@ -107,6 +119,20 @@ void test_exact(const FeedbackProblem& p, const State& state, int64_t k, int64_t
     State actual = state;
     send_largest(p, actual.arrays(moves), bounds.data(), scales.data(), kMomentum, chunks, context);
     check(actual, wanted, moves);
+    for (int64_t room : {ceil_div(k, 3), p.size}) {
+      std::vector<int32_t> indices(p.batch * room), counts(p.batch, -1);
+      std::vector<float> values(p.batch * room);
+      actual = state;
+      FeedbackArrays<float> arrays = actual.arrays(moves);
+      arrays.sent = nullptr;
+      arrays.list = {indices.data(), values.data(), counts.data(), room};
+      send_largest(p, arrays, bounds.data(), scales.data(), kMomentum, chunks, context);
+      actual.sent = wanted.sent;
+      check(actual, wanted, moves);
+      for (int64_t b = 0; b < p.batch; ++b) {
+        check_list(indices, values, counts[b], room, b, wanted.sent.data() + b * p.size, p.size);
+      }
+    }
   });
 }
 

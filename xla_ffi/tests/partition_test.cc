@@ -1,4 +1,4 @@
-// partition() against the definition, unit by unit.
+// partition() and partition_coo() against the definition, unit by unit.
 #include "xla_ffi/cpu/partition.h"
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/common/hash.h"
+#include "xla_ffi/cpu/partition_coo.h"
 #include "xla_ffi/tests/check.h"
 #include "xla_ffi/tests/contexts.h"
 #include "xla_ffi/tests/inputs.h"
@@ -38,8 +39,9 @@ std::vector<Bucket<Bits>> expected_buckets(const PartitionProblem& p, const Bits
   return buckets;
 }
 
-template <typename Bits>
-void check(const PartitionProblem& p, const std::vector<Bits>& x, const std::string& what) {
+// run(context, positions, values, counts) is to make the buckets of x.
+template <typename Bits, typename Run>
+void check_buckets(const PartitionProblem& p, const std::vector<Bits>& x, const std::string& what, Run&& run) {
   std::vector<Bucket<Bits>> expected;
   for (int64_t b = 0; b < p.batch; ++b) {
     for (auto& bucket : expected_buckets(p, x.data() + b * p.units * p.width)) expected.push_back(std::move(bucket));
@@ -51,7 +53,7 @@ void check(const PartitionProblem& p, const std::vector<Bits>& x, const std::str
     const int64_t buckets = p.batch * p.n;
     std::vector<int32_t> positions(buckets * p.capacity), counts(buckets, -1);
     std::vector<Bits> values(buckets * p.capacity * p.width);
-    partition(p, x.data(), kSeed, positions.data(), values.data(), counts.data(), context);
+    run(context, positions.data(), values.data(), counts.data());
     for (int64_t i = 0; i < buckets; ++i) {
       const int64_t total = expected[i].positions.size(), kept = std::min(total, p.capacity);
       ZEN_CHECK(counts[i] == total);
@@ -61,6 +63,35 @@ void check(const PartitionProblem& p, const std::vector<Bits>& x, const std::str
       ZEN_CHECK(std::equal(value, value + kept * p.width, values.begin() + i * p.capacity * p.width));
     }
   });
+}
+
+// Lists of twice the room they need, with nonsense beyond their end.
+template <typename Bits>
+void check_lists(const PartitionProblem& p, const std::vector<Bits>& x, const std::string& what) {
+  const int64_t room = 2 * p.units;
+  std::vector<int32_t> indices(p.batch * room, -7), count(p.batch);
+  std::vector<Bits> values(p.batch * room, 1);
+  for (int64_t i = 0; i < p.batch * p.units; ++i) {
+    const int64_t b = i / p.units;
+    if (!is_nonzero(x[i])) continue;
+    indices[b * room + count[b]] = static_cast<int32_t>(i % p.units);
+    values[b * room + count[b]++] = x[i];
+  }
+  PartitionProblem lists = p;
+  lists.units = room;
+  const auto run = [&](const Context& context, int32_t* positions, Bits* bucket_values, int32_t* counts) {
+    partition_coo(lists, indices.data(), values.data(), count.data(), kSeed, positions, bucket_values, counts, context);
+  };
+  check_buckets(p, x, what + ", lists", run);
+}
+
+template <typename Bits>
+void check(const PartitionProblem& p, const std::vector<Bits>& x, const std::string& what) {
+  const auto run = [&](const Context& context, int32_t* positions, Bits* values, int32_t* counts) {
+    partition(p, x.data(), kSeed, positions, values, counts, context);
+  };
+  check_buckets(p, x, what, run);
+  if (p.width == 1 && p.units > 0) check_lists(p, x, what);
 }
 
 template <typename Bits>
@@ -84,6 +115,7 @@ void test_shapes() {
   }
   test<Bits>({1, 20011, 1, 3, 6671}, 0.05);
   test<Bits>({1, 70001, 1, 65535, 2}, 0.05);
+  test<Bits>({1, 300007, 1, 5, 60002}, 0.0001);
 }
 
 // All non-zeros in one part of the input: the ranges' slots do not fit them, and spills join in order.
