@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#include <vector>
 
 #include "cuda/common/sent.h"
 #include "xla_ffi/cpu/error_feedback.h"
@@ -77,43 +76,6 @@ struct Leaf {
     } else {
       std::memcpy(at.sent + begin, block, count * sizeof(Update));
       std::memset(static_cast<void*>(block), 0, count * sizeof(Update));
-    }
-  }
-};
-
-// Elements as they were before they were sent.
-template <typename Update>
-struct SentLog {
-  using T = Accumulator<Update>;
-
-  std::vector<uint32_t> indices;
-  std::vector<T> totals;
-  std::vector<T> velocities;
-
-  void add(const Leaf<Update>& leaf, int64_t begin, const uint16_t* list, int64_t count) {
-    const size_t old = indices.size();
-    indices.resize(old + count);
-    totals.resize(old + count);
-    for (int64_t j = 0; j < count; ++j) {
-      indices[old + j] = static_cast<uint32_t>(begin + list[j]);
-      totals[old + j] = leaf.at.new_residual[begin + list[j]];
-    }
-    if (!leaf.has_velocity()) return;
-    velocities.resize(old + count);
-    for (int64_t j = 0; j < count; ++j) velocities[old + j] = leaf.at.new_velocity[begin + list[j]];
-  }
-
-  void reserve(const Leaf<Update>& leaf, size_t count) {
-    indices.reserve(count);
-    totals.reserve(count);
-    if (leaf.has_velocity()) velocities.reserve(count);
-  }
-
-  // Backwards: who was sent twice, being infinite and drawn, ends as it was at first.
-  void undo(const Leaf<Update>& leaf) const {
-    for (size_t j = indices.size(); j-- > 0;) {
-      leaf.at.new_residual[indices[j]] = totals[j];
-      if (leaf.has_velocity()) leaf.at.new_velocity[indices[j]] = velocities[j];
     }
   }
 };

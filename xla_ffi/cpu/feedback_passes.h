@@ -8,7 +8,7 @@
 #include "xla_ffi/cpu/feedback_leaf.h"
 #include "xla_ffi/cpu/memory.h"
 #include "xla_ffi/cpu/selection.h"
-#include "xla_ffi/cpu/sent_entries.h"
+#include "xla_ffi/cpu/sent_log.h"
 #include "xla_ffi/cpu/split.h"
 #include "xla_ffi/cpu/subnormals.h"
 
@@ -78,16 +78,12 @@ class Feedback {
 
  public:
   Feedback(const Leaf<Update>& leaf, const Keys& keys, const Context& context)
-      : leaf_(leaf),
-        keys_(keys),
-        context_(context),
-        ranges_(ranges_per_item(1, leaf.size * sizeof(T), 1, context)),
-        entries_(ranges_) {}
+      : leaf_(leaf), keys_(keys), context_(context), ranges_(ranges_per_item(1, leaf.size * sizeof(T), 1, context)) {}
 
   void send_from(Bits threshold) {
     threshold = std::min(threshold, Keys::kAlwaysSent);
-    for_each_range([&](int64_t r, Range range) {
-      Room room(leaf_.isa, entries_[r]);
+    for_each_range([&](int64_t, Range range) {
+      Room room(leaf_.isa);
       for_each_block(range, [&](int64_t begin, int64_t count) {
         leaf_.accumulate_in_place(begin, count);
         split(begin, count, {threshold, threshold}, room, never, ignored);
@@ -97,12 +93,6 @@ class Feedback {
 
   // Sends between `least` and `most` of the largest keys: in one pass if the first probes foretell the threshold.
   void send_between(int64_t least, int64_t most, const Probes<Bits>& first, bool foretold) {
-    select_between(least, most, first, foretold);
-    if (leaf_.lists_sent()) write_entries(leaf_.at.list, entries_, context_);
-  }
-
- private:
-  void select_between(int64_t least, int64_t most, const Probes<Bits>& first, bool foretold) {
     const Bracket<Bits> bracket = {first.at[0], first.at[kProbes - 1]};
     if (foretold && bracket.high <= Keys::kAlwaysSent && most <= leaf_.size / kSentShare) {
       if (send_within(bracket, least, most, first)) return;
@@ -114,15 +104,14 @@ class Feedback {
     send_accumulated(least, most, first);
   }
 
+ private:
   // Where a range works on one block.
   struct Room {
-    Room(const Isa& isa, SentEntries<Update>& entries) : isa(isa), entries(entries), sent(kBlock) {}
+    explicit Room(const Isa& isa) : isa(isa), sent(kBlock) {}
     ~Room() { isa.fence(); }
 
     const Isa& isa;
-    SentEntries<Update>& entries;
-    AlignedVector<Update> sent;  // zeros between the blocks
-    uint64_t masks[kBlock / kMaskGrain];
+    AlignedVector<Update> sent;  // zeros between the blocks, unless what is sent is listed
     alignas(kCacheLine) Bits keys[kBlock];
     uint16_t reaching[kBlock + kListSlack];
     uint16_t between[kBlock + kListSlack];
@@ -183,19 +172,15 @@ class Feedback {
       if (decide(begin + i, keys[i] & (kTopKey<Bits> - 1))) leaf_.send(begin + i, room.sent[i]);
     }
     send(found.reaching);
-    if (leaf_.lists_sent()) {
-      room.entries.add_block(begin, count, room.sent.data(), leaf_.isa, room.masks, room.reaching);
-    } else {
-      leaf_.write_sent(begin, count, room.sent.data());
-    }
+    if (!leaf_.lists_sent()) leaf_.write_sent(begin, count, room.sent.data());
     return found.reaching;
   }
 
   // Sends at once what reaches the bracket, and what lies in it when the threshold is known. False, with everything
   // accumulated and nothing sent, where the threshold lies elsewhere.
-  bool send_within(Bracket<Bits> bracket, int64_t least, int64_t most, const Probes<Bits>& first) {
+  bool send_within(Bracket<Bits> bracket, int64_t least, int64_t most, const Probes<Bits>& first) const {
     std::vector<Pass> passes(ranges_);
-    for_each_range([&](int64_t r, Range range) { pass(range, bracket, most, passes[r], entries_[r]); });
+    for_each_range([&](int64_t r, Range range) { pass(range, bracket, most, passes[r]); });
     int64_t reaching = 0, between = 0;
     bool misled = false;
     for (const Pass& pass : passes) {
@@ -204,10 +189,7 @@ class Feedback {
       misled |= pass.misled;
     }
     if (misled || reaching > most || reaching + between < least) {
-      for_each_range([&](int64_t r, Range) {
-        passes[r].log.undo(leaf_);
-        entries_[r] = {};
-      });
+      for_each_range([&](int64_t r, Range) { passes[r].log.undo(leaf_); });
       return false;
     }
     const auto count = leaf_.isa.template reach<Bits>();
@@ -221,23 +203,23 @@ class Feedback {
       ties[r] = std::count(passes[r].keys.begin(), passes[r].keys.end(), cut.threshold);
     }
     ties = cut.allot(ties);
+    std::vector<SentLog<Update>> late(ranges_);
     for_each_range([&](int64_t r, Range) {
       const Pass& pass = passes[r];
-      SentEntries<Update> late;
+      Update listed;
       for (size_t j = 0; j < pass.keys.size(); ++j) {
         if (pass.keys[j] > cut.threshold || (pass.keys[j] == cut.threshold && ties[r]-- > 0)) {
           const int64_t i = pass.indices[j];
-          Update listed{};
+          if (leaf_.lists_sent()) late[r].add(leaf_, i);
           leaf_.send(i, leaf_.lists_sent() ? listed : leaf_.at.sent[i]);
-          late.add(i, listed);
         }
       }
-      entries_[r].merge(late);
     });
+    list([&](int64_t r) { return SentInTwo<Update>{passes[r].log, late[r]}; });
     return true;
   }
 
-  void pass(Range range, Bracket<Bits> bracket, int64_t most, Pass& pass, SentEntries<Update>& entries) const {
+  void pass(Range range, Bracket<Bits> bracket, int64_t most, Pass& pass) const {
     const size_t room_for = (range.end - range.begin) / kCandidateShare + kBlock;
     const auto list = [&](int64_t i, Bits key) {
       pass.indices.push_back(static_cast<uint32_t>(i));
@@ -248,7 +230,7 @@ class Feedback {
       pass.log.add(leaf_, begin, listed, count);
     };
     pass.log.reserve(leaf_, most / ranges_ + most / ranges_ / 8 + kBlock);
-    Room room(leaf_.isa, entries);
+    Room room(leaf_.isa);
     for_each_block(range, [&](int64_t begin, int64_t count) {
       leaf_.accumulate_in_place(begin, count);
       if (pass.misled) return;
@@ -258,7 +240,7 @@ class Feedback {
   }
 
   // Finds the threshold by passes over all that has been accumulated, and sends in a last one.
-  void send_accumulated(int64_t least, int64_t most, const Probes<Bits>& first) {
+  void send_accumulated(int64_t least, int64_t most, const Probes<Bits>& first) const {
     const Gap<Bits> gap = search<Bits>(leaf_.size, least, most, first, [&](const Probes<Bits>& probes, int64_t* reach) {
       for (const auto& of_range : reach_by_range(probes)) {
         for (int i = 0; i < kProbes; ++i) reach[i] += of_range.at[i];
@@ -273,11 +255,25 @@ class Feedback {
       for (int64_t r = 0; r < ranges_; ++r) ties[r] = reach[r].at[0] - reach[r].at[1];
       ties = cut.allot(ties);
     }
+    std::vector<SentLog<Update>> reaching(ranges_), tied(ranges_);
     for_each_range([&](int64_t r, Range range) {
-      Room room(leaf_.isa, entries_[r]);
-      const auto decide = [&](int64_t, Bits) { return ties[r]-- > 0; };
-      for_each_block(range, [&](int64_t begin, int64_t count) { split(begin, count, bracket, room, decide, ignored); });
+      Room room(leaf_.isa);
+      const auto decide = [&](int64_t i, Bits) {
+        const bool chosen = ties[r]-- > 0;
+        if (chosen && leaf_.lists_sent()) tied[r].add(leaf_, i);
+        return chosen;
+      };
+      const auto log = [&](int64_t begin, const uint16_t* listed, int64_t count) {
+        if (leaf_.lists_sent()) reaching[r].add(leaf_, begin, listed, count);
+      };
+      for_each_block(range, [&](int64_t begin, int64_t count) { split(begin, count, bracket, room, decide, log); });
     });
+    list([&](int64_t r) { return SentInTwo<Update>{reaching[r], tied[r]}; });
+  }
+
+  template <typename SentBy>
+  void list(SentBy&& sent_by) const {
+    if (leaf_.lists_sent()) write_list(leaf_.at.list, ranges_, sent_by, context_);
   }
 
   struct Reach {
@@ -305,7 +301,6 @@ class Feedback {
   const Keys keys_;
   const Context& context_;
   const int64_t ranges_;
-  std::vector<SentEntries<Update>> entries_;  // of each range, where what is sent is listed
 };
 
 }  // namespace zen
