@@ -112,7 +112,7 @@ def test_plan():
 
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
 def test_lookups_make_gradients_row_sparse(axis_type):
-    """The tables that `lookups` names get the rows of all workers; other leaves, aux and keywords stay what they were."""
+    """The tables that `lookups` names get the rows of all workers; other leaves, aux and keywords stay as they were."""
 
     def lookup_loss(params, tokens, targets, scale=1.0):
         hidden = jnp.mean(zen.embedding.lookup(params["table"], tokens, padding_id=-1), axis=1)
