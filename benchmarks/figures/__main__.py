@@ -38,7 +38,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=[*FIGURES, "all"], help="all: those that --data and --network allow")
     parser.add_argument("--data", type=Path, help="folder that holds the data sets' folders")
-    parser.add_argument("--network", type=Path, nargs="+", help="JSON files of benchmarks.network, for measured figures")
+    parser.add_argument("--network", type=Path, nargs="+", help="JSON of benchmarks.network, for measured figures")
     parser.add_argument("--workloads", nargs="+", default=list(workloads.DATA_SETS), help="default: all data sets")
     parser.add_argument("--steps", type=int, default=2, help="steps that figures average over")
     parser.add_argument("--out", type=Path, default=Path("build/figures"))
