@@ -39,8 +39,8 @@ def all_reduce(
     summed and divided in float32 and rounded once.
 
     Args:
-      x: this worker's gradient, float of any shape. A `SparseGradient` is not made an array of where "zen" or "auto"
-        move single elements, which its unit "auto" means, without `intra_axis`.
+      x: this worker's gradient, float of any shape. A `SparseGradient` is not made an array of where "zen", "auto"
+        or "agsparse" move single elements, which its unit "auto" means, without `intra_axis`.
       axis_name: the axis of shard_map, pmap or vmap(axis_name=...) that the workers lie on.
       op: "mean" or "sum".
       scheme: "zen" (Balanced Parallelism), "dense" (psum), "dense_ordered" (dense, summed in worker order), or "auto":

@@ -73,6 +73,14 @@ def is_sparse(leaf: Any) -> bool:
     return isinstance(leaf, SparseGradient)
 
 
+def listed(units: Array | SparseGradient) -> tuple[Array, Array, Array]:
+    """The non-zero units of [U, m], or of a gradient of shape [U, 1], in one bucket with room for all it can hold."""
+    if not is_sparse(units):
+        return kernels.partition(units, 1, units.shape[0])
+    check_intact(units)
+    return units.indices[None], units.values[None, :, None], jnp.minimum(units.count, units.room)[None]
+
+
 def densified(gradient: Array | SparseGradient) -> Array:
     """The gradient as an array."""
     return gradient.to_dense() if is_sparse(gradient) else gradient

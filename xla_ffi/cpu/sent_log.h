@@ -51,6 +51,7 @@ struct SentLog {
     }
   }
 
+  // What is sent of a total.
   static Update sent(T total) {
     Update part;
     round_to(sent_part(total, Update{}), &part);

@@ -13,19 +13,20 @@ from zen_jax.info import Info, make_info
 from zen_jax.schemes.dense import dense_bytes
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
 from zen_jax.schemes.request import Request
+from zen_jax.sparse import SparseGradient, listed
 
 EXCHANGES = 1
 
 
-def agsparse(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
+def agsparse(x: Array | SparseGradient, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
     """All-reduces units [U, m]; sums run in worker order. Without servers all traffic is push.
 
     Source: ZEN (OSDI 2025), sections 2.3 and 2.4.
     """
     n = _axis.axis_size(axis_name)
     units, width = x.shape
-    rungs = ladder(units, request.planned(0), width * x.dtype.itemsize)
-    positions, values, counts = kernels.partition(x, 1, units)
+    positions, values, counts = listed(x)
+    rungs = ladder(positions.shape[1], request.planned(0), width * x.dtype.itemsize)
     counts_by_worker = _axis.all_gather(counts[0], axis_name)
     fullest = request.agreed(jnp.max(counts_by_worker))
 

@@ -29,7 +29,7 @@ _SCHEMES: dict[str, _Entry] = {
     "dense_ordered": _Entry(dense.dense_ordered, _no_capacity),
     "zen": _Entry(zen.zen, _push_and_pull, takes_sparse=True),
     "auto": _Entry(partial(zen.zen, dense_fallback=True), _push_and_pull, takes_sparse=True),
-    "agsparse": _Entry(agsparse.agsparse, lambda n: agsparse.EXCHANGES),
+    "agsparse": _Entry(agsparse.agsparse, lambda n: agsparse.EXCHANGES, takes_sparse=True),
     "sparcml": _Entry(sparcml.sparcml, lambda n: len(sparcml.stages(n))),
     "omnireduce": _Entry(omnireduce.omnireduce, _push_and_pull),
     "sparse_ps": _Entry(sparse_ps.sparse_ps, _push_and_pull),
