@@ -241,9 +241,10 @@ void random_cases() {
 
 void random_sums() {
   emulation::set_schedule(rng(), static_cast<int>(pick(1, 3)));
-  const int64_t width = pick(0, 1) ? 1 : random_width();
+  const int64_t wider_than_sums = 20000;
+  const int64_t width = pick(0, 1) ? 1 : pick(0, 7) ? random_width() : wider_than_sums + 4 * pick(0, 1) + pick(0, 1);
   const int64_t n = pick(0, 3) ? pick(1, 9) : pick(250, 520);
-  const int64_t size = pick(0, std::max<int64_t>(3, 30000 / (width * n)));
+  const int64_t size = pick(0, std::max<int64_t>(3, 100000 / (width * n)));
   const AggregateProblem p = {pick(1, 2), n, pick(0, 1) ? size + 1 : pick(1, 50), width, size};
   const int64_t divisor = pick(0, 1) ? 1 : pick(2, 9);
   const double density = random_density();
