@@ -25,22 +25,18 @@ struct RangeBitmap {
         before(arena.take<uint32_t>(kThreads)),
         warp_totals(arena.take<uint32_t>(kWarps)) {}
 
-  // Sets the bit of each row of the range that has a non-zero sum. A warp looks at 32 packs, of rows that two words
-  // hold, and ORs what its lanes saw.
+  // Sets the bit of each row of the range that has a non-zero sum. A warp looks at 32 packs and ORs what its lanes saw;
+  // 32 rows are a multiple of 32 packs, so the bits of its rows are in one word.
   template <typename Sums, typename Sum>
   __device__ void mark(const Sums& sums, const SumParams& params, Sum reciprocal) const {
     const SmallDivisor& packs = params.packs;
     const uint32_t slots = params.rows * packs.divisor;
     for (uint32_t base = warp_id() * kWarpSize; base < slots; base += kThreads) {
       const uint32_t slot = base + lane_id();
-      const uint32_t row = packs.quotient(slot), first_word = packs.quotient(base) / kBitsPerWord;
+      const uint32_t row = packs.quotient(slot);
       const bool nonzero = slot < slots && is_nonzero_pack(sums.result(slot, reciprocal));
-      const uint32_t bit = nonzero ? 1u << (row % kBitsPerWord) : 0;
-      const bool first = row / kBitsPerWord == first_word;
-      const uint32_t low = __reduce_or_sync(kFullWarp, first ? bit : 0);
-      const uint32_t high = __reduce_or_sync(kFullWarp, first ? 0 : bit);
-      if (lane_id() == 0 && low) atomicOr(words + first_word, low);
-      if (lane_id() == 0 && high) atomicOr(words + first_word + 1, high);
+      const uint32_t bits = __reduce_or_sync(kFullWarp, nonzero ? 1u << (row % kBitsPerWord) : 0);
+      if (lane_id() == 0 && bits != 0) atomicOr(words + row / kBitsPerWord, bits);
     }
   }
 
@@ -129,10 +125,9 @@ int64_t aggregate_encode_scratch_bytes(int64_t size, int64_t width, int64_t elem
   return compaction_bytes(1, ceil_div(size, rows_per_range(width, element_bytes == 8 ? 8 : 4)));
 }
 
-cudaError_t aggregate_encode(const AggregateProblem& problem, int64_t room, Element element, int64_t divisor,
+cudaError_t aggregate_encode(const AggregateEncodeProblem& problem, Element element, int64_t divisor,
                              const int32_t* d_positions, const void* d_values, const int32_t* d_counts,
-                             uint32_t* d_words, void* d_units, int32_t* d_count, void* d_scratch,
-                             cudaStream_t stream) {
+                             uint32_t* d_words, void* d_units, int32_t* d_count, void* d_scratch, cudaStream_t stream) {
   if (problem.batch == 0) return cudaSuccess;
   const int64_t words = bitmap_words(problem.size);
   const bool empty = problem.size == 0 || problem.width == 0;
@@ -155,8 +150,8 @@ cudaError_t aggregate_encode(const AggregateProblem& problem, int64_t room, Elem
     params.words = words;
     params.bitmap = d_words;
     params.units = d_units;
-    ZEN_RETURN_IF_ERROR(begin_compaction(problem.batch, params.sums.row_ranges, room, d_count, d_scratch, stream,
-                                         &params.compaction));
+    ZEN_RETURN_IF_ERROR(begin_compaction(problem.batch, params.sums.row_ranges, problem.room, d_count, d_scratch,
+                                         stream, &params.compaction));
     const int64_t blocks = problem.batch * params.sums.row_ranges;
     return launch(aggregate_encode_range<Dtype, kPackSize>, blocks, arena.used(), stream, params);
   });

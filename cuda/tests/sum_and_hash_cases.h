@@ -105,7 +105,7 @@ void test_aggregate(const AggregateProblem& p, Element element, double density, 
   Buffer<int32_t> count(p.batch, -7);
   Buffer<uint32_t> scratch(
       (p.batch * aggregate_encode_scratch_bytes(p.size, p.width, element_bytes(element)) + 3) / 4, 0xdeadbeef);
-  CHECK(aggregate_encode(p, room, element, divisor, inbox.positions.data(), inbox.values.data(), inbox.counts.data(),
+  CHECK(aggregate_encode({p, room}, element, divisor, inbox.positions.data(), inbox.values.data(), inbox.counts.data(),
                          bitmap.data(), units.data(), count.data(), scratch.data(), nullptr) == cudaSuccess,
         "encode, %s", name);
   for (int64_t b = 0; b < p.batch; ++b) {

@@ -4,6 +4,7 @@ They agree bit for bit, but for sums of subnormals, which XLA flushes to zero wh
 """
 
 from zen_jax.kernels.aggregate import aggregate as aggregate
+from zen_jax.kernels.aggregate_encode import aggregate_encode as aggregate_encode
 from zen_jax.kernels.error_feedback import send_drawn as send_drawn
 from zen_jax.kernels.error_feedback import send_largest as send_largest
 from zen_jax.kernels.error_feedback import send_reaching as send_reaching
