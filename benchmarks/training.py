@@ -30,7 +30,7 @@ DATA = {
 }
 """The examples, and the data set of each."""
 
-SCHEMES = ("dense", "zen", "agsparse", "sparcml", "omnireduce")
+SCHEMES = ("dense", "planned", "zen", "agsparse", "sparcml", "omnireduce")
 
 
 def train(example: str, data: Path, hosts: Sequence[Host], schemes: Sequence[str], steps: int) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--examples", nargs="+", choices=DATA, default=list(DATA))
     parser.add_argument("--hosts", type=int, nargs="+", default=[4, 8], help="numbers of hosts, one worker each")
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--dense-share", type=float, default=0.67, help="of a dense step that is communication")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -29,8 +29,14 @@ def run(out: Path, *options: str) -> int:
     return app.main(EXAMPLE, ["--out", str(out), "--sync", "zen", "--workers", "4", *options])
 
 
-def losses(out: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (out / "zen" / "metrics.jsonl").read_text().splitlines()]
+def losses(out: Path, sync: str = "zen") -> list[float]:
+    return [json.loads(line)["loss"] for line in (out / sync / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_planned_run_says_its_plan_and_changes_no_bit(tmp_path, straight, capsys):
+    assert run(tmp_path, "--steps", "8", "--sync", "planned") == 0
+    assert losses(tmp_path, "planned") == straight
+    assert "plan for 4 workers" in capsys.readouterr().out
 
 
 def test_a_resumed_run_is_bitwise_the_one_that_was_never_stopped(tmp_path, straight):

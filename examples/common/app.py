@@ -79,7 +79,8 @@ def _compare(config: Config, workers: Workers, task: Task) -> None:
     if speaks:
         rows = report.summarise(runs, task)
         report.write(config, task, runs, rows)
-        print(f"\n{report.table(rows)}\n\ncurves.png, summary.json and a folder for each run are in {config.out}")
+        print("", report.table(rows), *(f"\n{run.plan}" for run in runs if run.plan), sep="\n")
+        print(f"\ncurves.png, summary.json and a folder for each run are in {config.out}")
 
 
 def _run(config: Config, workers: Workers, task: Task, scheme: str) -> Run:

@@ -13,7 +13,10 @@ def option(default: Any, meaning: str, **checks: Any) -> Any:
     return dataclasses.field(default=default, metadata={"meaning": meaning, **checks})
 
 
-SYNC = f"schemes to train with, comma-separated, of {', '.join(zen.schemes.names())}"
+PLANNED = "planned"
+"""In place of a scheme: the first steps are profiled, and a plan then chooses for each leaf."""
+
+SYNC = f"schemes to train with, comma-separated, of {', '.join(zen.schemes.names())}, or {PLANNED} (zen.autotune)"
 """The meaning of --sync, for examples that have a default of their own."""
 
 
@@ -84,10 +87,10 @@ def _positive(word: str) -> float:
 
 
 def _schemes(word: str) -> tuple[str, ...]:
-    names = tuple(word.split(","))
+    names, known = tuple(word.split(",")), (*zen.schemes.names(), PLANNED)
     for name in names:
-        if name not in zen.schemes.names():
-            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(zen.schemes.names())}")
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
     if len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"{word!r} names a scheme twice")
     return names

@@ -2,7 +2,8 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ import optax
 from jax import lax
 
 import zen_jax as zen
-from examples.common.config import Config
+from examples.common.config import PLANNED, Config
 from examples.common.task import PyTree, Task
 from examples.common.workers import AXIS, EACH, SAME, Workers
 
@@ -47,6 +48,7 @@ class Run:
     scheme: str
     steps: list[Step] = dataclasses.field(default_factory=list)
     figure: float | None = None
+    plan: zen.Plan | None = None  # what `PLANNED` has come to
 
 
 def initial_state(task: Task, scheme: str, workers: Workers) -> State:
@@ -68,11 +70,9 @@ def train(task: Task, config: Config, workers: Workers, run: Run, state: State) 
 
     A state that was yielded is donated to the step after it.
     """
-    step_fun = workers.run(
-        _worker_step(task, config.seed, run.scheme), inputs=(KINDS, EACH, SAME), outputs=(KINDS, SAME, SAME)
-    )
-    options = _KEEP_BARRIERS if jax.default_backend() == "cpu" else None
-    step_fun = jax.jit(step_fun, donate_argnums=0, compiler_options=options)
+    make = partial(make_step, task, config.seed, run.scheme, workers)
+    planned = run.scheme == PLANNED
+    step_fun = zen.autotune(make, cluster=workers.cluster()) if planned else make(None)
     for number in range(len(run.steps), config.steps):
         start = time.perf_counter()
         with jax.profiler.StepTraceAnnotation("train", step_num=number):
@@ -80,16 +80,30 @@ def train(task: Task, config: Config, workers: Workers, run: Run, state: State) 
             state, loss, info = step_fun(state, batch, np.int32(number))
             info = {name: float(value) for name, value in jax.device_get(info)._asdict().items()}
             run.steps.append(Step(float(loss), time.perf_counter() - start, info))
+            run.plan = step_fun.plan if planned else None
         yield run.steps[-1], state
 
 
-def _synchronized(task: Task, scheme: str) -> optax.GradientTransformation:
-    return optax.chain(zen.synchronize(AXIS, scheme=scheme, **task.synchronize), task.optimizer)
+def _synchronized(
+    task: Task, scheme: str, plan: zen.Plan | zen.Profiler | None = None
+) -> optax.GradientTransformation:
+    scheme = "auto" if scheme == PLANNED else scheme
+    return optax.chain(zen.synchronize(AXIS, scheme=scheme, plan=plan, **task.synchronize), task.optimizer)
 
 
-def _worker_step(task: Task, seed: int, scheme: str) -> Any:
+def make_step(
+    task: Task, seed: int, scheme: str, workers: Workers, plan: zen.Plan | zen.Profiler | None
+) -> Callable[[State, PyTree, np.int32], tuple[State, jax.Array, zen.Info]]:
+    """A compiled step of all workers: (state, batch, number) -> (state, mean loss, info). The state is donated."""
+    options = _KEEP_BARRIERS if jax.default_backend() == "cpu" else None
+    worker_step = _worker_step(task, seed, scheme, plan)
+    step_fun = workers.run(worker_step, inputs=(KINDS, EACH, SAME), outputs=(KINDS, SAME, SAME))
+    return jax.jit(step_fun, donate_argnums=0, compiler_options=options)
+
+
+def _worker_step(task: Task, seed: int, scheme: str, plan: zen.Plan | zen.Profiler | None) -> Any:
     """What each worker does in a step: its own batch, one loss, one synchronised update."""
-    optimizer = _synchronized(task, scheme)
+    optimizer = _synchronized(task, scheme, plan)
 
     def step_fun(state: State, batch: PyTree, number: jax.Array) -> tuple[State, jax.Array, zen.Info]:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), number), lax.axis_index(AXIS))

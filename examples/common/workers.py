@@ -11,6 +11,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+import zen_jax as zen
+
 AXIS = "data"
 EACH, SAME = 0, None
 
@@ -24,6 +26,10 @@ class Emulated:
 
     def __str__(self) -> str:
         return f"{self.count} emulated workers in one process"
+
+    def cluster(self) -> zen.Cluster:
+        """The links that a plan is made for: nothing is measured, as if each worker were a host of its own."""
+        return zen.Cluster(self.count)
 
     def run(self, fun, inputs: tuple, outputs: tuple):
         return jax.vmap(fun, in_axes=inputs, out_axes=outputs, axis_name=AXIS)
@@ -52,6 +58,10 @@ class Devices:
 
     def __str__(self) -> str:
         return f"{self.count} workers on {jax.process_count()} processes"
+
+    def cluster(self) -> zen.Cluster:
+        """The links between the devices, measured."""
+        return zen.calibrate(self.mesh, AXIS)
 
     def run(self, fun, inputs: tuple, outputs: tuple):
         def worker(*args):

@@ -24,8 +24,8 @@ class Profiler:
     """Watches the gradients that `zen_jax.synchronize(..., plan=profiler)` reduces, and makes a profile of them.
 
     Trace the step anew, without the profiler, when it has seen enough: then profiling costs nothing more. Leaves under
-    1 MiB are not looked at, for they travel together, nor are row-sparse gradients, which need no plan. Works wherever
-    `synchronize` does; among several hosts all come to the same profile.
+    `dense_below` bytes (1 MiB) are not looked at, for they travel together, nor are row-sparse gradients, which need no
+    plan. Works wherever `synchronize` does; among several hosts all come to the same profile.
 
     >>> import jax, jax.numpy as jnp
     >>> from zen_jax.transforms.synchronize import synchronize
@@ -49,6 +49,7 @@ class Profiler:
         axis_name: AxisName,
         seed: int,
         intra_axis: AxisName | None = None,
+        dense_below: int = DENSE_BELOW,
     ) -> None:
         """Adds to the step that is being traced what counts its gradients; `synchronize` calls it.
 
@@ -63,7 +64,7 @@ class Profiler:
             found = {
                 (name, width): bitmap
                 for name, leaf in named
-                if leaf.nbytes >= DENSE_BELOW and n > 1 and not is_row_sparse(leaf)
+                if leaf.nbytes >= dense_below and n > 1 and not is_row_sparse(leaf)
                 for width, bitmap in _touched(leaf if intra_axis is None else lax.psum(leaf, intra_axis), n).items()
             }
             counts = count(list(found.values()), axis_name, seed=seed) if found else []

@@ -86,7 +86,8 @@ def reduce_on_servers(
 
     def dense(x: Array) -> tuple[Array, Info]:
         reduced, info = dense_ordered(x, axis_name, request)
-        return reduced, typed(info._replace(**push_stats))
+        agreeing = (n - 1) * COUNT_BYTES
+        return reduced, typed(info._replace(bytes_pushed=info.bytes_pushed + agreeing, **push_stats))
 
     return lax.cond(fullest > top, dense, sparse, x)
 

@@ -143,7 +143,7 @@ def synchronize(
         reduced, info = {}, {}
         with jax.named_scope("zen"):
             if isinstance(plan, Profiler):
-                plan.observe(named, axis_name, seed, intra_axis)
+                plan.observe(named, axis_name, seed, intra_axis, dense_below)
             fused = [leaf for leaf in named if is_fused(*leaf) and not is_row_sparse(leaf[1])]
             if fused:
                 arrays, info[FUSED] = reduce_fused(fused)
