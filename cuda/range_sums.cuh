@@ -166,7 +166,6 @@ class RangeSums {
     const int32_t rows = rows_left < params.rows ? static_cast<int32_t>(rows_left) : params.rows;
     const uint32_t found = lower_bound(group, params.positions + bucket * problem.capacity,
                                        static_cast<uint32_t>(held), first_row_ + (sought % 2 ? rows : 0));
-    __syncthreads();
     if (wanted && group.lane == 0) begins_[sought] = found;
     __syncthreads();
     const int32_t w = static_cast<int32_t>(threadIdx.x);
