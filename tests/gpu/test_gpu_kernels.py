@@ -157,7 +157,7 @@ def test_hierarchical_hash(r1, r2):
             np.testing.assert_array_equal(np.sort(found), np.sort(expected[partition]))
 
 
-def exchange(n, capacity):
+def exchange(n, capacity, fused=True):
     """All of one synchronisation on one device: stack [n, U(, D)] to its sum, batched where there are n of a kernel."""
 
     @jax.jit
@@ -165,8 +165,10 @@ def exchange(n, capacity):
         size = stack.shape[1]
         message = jax.vmap(lambda x: zen.kernels.partition(x, n, capacity, seed=SEED))(stack)
         inbox = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), message)
-        encode = lambda *inbox: zen.kernels.aggregate_encode(*inbox, oracle.tiles(size, n), capacity)  # noqa: E731
-        words, values, _ = jax.vmap(encode)(*inbox)
+        tiles = oracle.tiles(size, n)
+        together = lambda *inbox: zen.kernels.aggregate_encode(*inbox, tiles, capacity)  # noqa: E731
+        in_a_row = lambda *inbox: zen.kernels.hash_bitmap_encode(zen.kernels.aggregate(*inbox, tiles), capacity)  # noqa: E731
+        words, values, _ = jax.vmap(together if fused else in_a_row)(*inbox)
         return zen.kernels.hash_bitmap_decode(words, values, size, seed=SEED)
 
     return run
@@ -181,10 +183,11 @@ def test_batched_exchange_is_a_sum(shape, dtype):
     assert_same_bits(out, stack.astype(np.float64).sum(0).astype(dtype))
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("shape", [(200_003,), (2_003, 96)])
-def test_a_hundred_replays_with_fresh_and_moved_buffers(shape):
+def test_a_hundred_replays_with_fresh_and_moved_buffers(shape, fused):
     n = 4
-    run, kept = exchange(n, capacity=shape[0]), []
+    run, kept = exchange(n, capacity=shape[0], fused=fused), []
     for step in range(100):
         stack = sparse(np.random.default_rng(step), n, shape, step % 10 / 10, np.float32)
         out = run(stack)
