@@ -7,6 +7,7 @@ Writes report.md and roofline.png beside the JSON. What was not measured is said
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,18 +98,21 @@ def markdown(rows: list[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def draw_roofline(results: list[tuple[str, Row]], figure: Any) -> None:
-    """A panel for each result: the rate at which each kernel moves its bytes, under the measured ceilings."""
-    panels = figure.subplots(1, len(results), sharey=True, squeeze=False)[0]
-    for axes, (name, result) in zip(panels, results, strict=True):
-        rows = [row | {"rate": row["bytes"] / row["median_ms"] / 1e6} for row in result["results"] if "bytes" in row]
+def draw_roofline(results: Sequence[Row], figure: Any) -> None:
+    """A panel for each number of servers and width: rates at which the kernels move their bytes, and the ceilings."""
+    settings = list(dict.fromkeys((result["n"], result["width"]) for result in results))
+    figure.set_size_inches(5 * len(settings) + 1, 5)
+    panels = figure.subplots(1, len(settings), sharey=True, squeeze=False)[0]
+    for axes, (n, width) in zip(panels, settings, strict=True):
+        members = [result for result in results if (result["n"], result["width"]) == (n, width)]
+        rows = [row for result in members for row in result["results"] if "bytes" in row]
+        rows = [row | {"rate": row["bytes"] / row["median_ms"] / 1e6} for row in rows]
         rows.sort(key=lambda row: (row["kernel"], row["density"]))
         drawing.lines(axes, rows, "density", "rate", "kernel")
-        for (way, rate), style in zip(result["ceilings"].items(), ("-", "--", ":"), strict=False):
+        for (way, rate), style in zip(members[0]["ceilings"].items(), ("-", "--", ":"), strict=True):
             axes.axhline(rate["median"] / 1e9, color="black", linestyle=style, linewidth=1, label=f"{way} ceiling")
-        axes.set_xscale("log")
         axes.set_xlabel("density")
-        axes.set_title(f"{name}: n = {result['n']}, width {result['width']}", fontsize="small")
+        axes.set_title(f"n = {n}, units of {width}", fontsize="small")
     panels[0].set_ylabel("GB/s moved at least")
     panels[0].set_ylim(bottom=0)
     panels[-1].legend(fontsize="x-small")
@@ -121,9 +125,9 @@ def write_report(folder: Path) -> None:
         path = folder / f"{name}.json"
         return json.loads(path.read_text()) if path.exists() else None
 
-    kernels = [(name, result) for name in KERNEL_RESULTS if (result := load(name))]
+    kernels = [result for name in KERNEL_RESULTS if (result := load(name))]
     sections: list[tuple[str, list[Row] | None]] = []
-    for _, result in kernels:
+    for result in kernels:
         size = f"{result['elements']:.4g} float32, n = {result['n']}, width {result['width']}"
         sections += [(f"Kernels: {size}", kernel_lines(result)), (f"Peers: {size}", peer_lines(result))]
     algorithm, feedback = load("algorithm_1"), load("sparsifiers")
@@ -135,12 +139,12 @@ def write_report(folder: Path) -> None:
     ]
     text = ["# Measurements on a GPU"]
     if kernels:
-        environment, ceilings = kernels[0][1]["environment"], kernels[0][1]["ceilings"]
+        environment, ceilings = kernels[0]["environment"], kernels[0]["ceilings"]
         facts = [f"{environment['device']}, driver {environment['driver']}"]
         facts += [f"{name} {version}" for name, version in environment["versions"].items() if version]
         rates = [f"{way} {rate['median'] / 1e12:.2f}" for way, rate in ceilings.items()]
         text += [", ".join(facts) + ".", f"Ceilings in TB/s: {', '.join(rates)}."]
-        drawing.save(lambda results, figure: draw_roofline(list(results), figure), kernels, folder / "roofline.png")
+        drawing.save(draw_roofline, kernels, folder / "roofline.png")
         text.append("![Rates under the measured ceilings](roofline.png)")
     else:
         text.append("No kernel was measured.")
