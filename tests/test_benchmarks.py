@@ -17,7 +17,16 @@ import pytest
 
 import zen_jax as zen
 from benchmarks import algorithm_1, emulated_hosts, exact, gpu_report, measure, network_report, workloads
-from benchmarks.figures import breakdown, characteristics, drawing, formats, imbalance, schemes, skewness
+from benchmarks.figures import (
+    breakdown,
+    breakdown_measured,
+    characteristics,
+    drawing,
+    formats,
+    imbalance,
+    schemes,
+    skewness,
+)
 from benchmarks.group import UNLIMITED
 from benchmarks.peers import nonzeros
 from benchmarks.problem import Problem
@@ -226,6 +235,22 @@ def test_figures_have_rows_of_plain_numbers(figure, monkeypatch):
     options = SimpleNamespace(workloads=["synthetic:0.01"], data=None, steps=1)
     rows = figure.rows(options)
     assert rows and all(isinstance(value, str | int | float) for row in rows for value in row.values())
+
+
+def test_measured_breakdown_goes_step_by_step(tmp_path):
+    where = {"workload": "w", "n": 4, "rate": "1mbit"}
+    cases = {"dense": 1.0, **{case: 2.0 + i for i, case in enumerate(breakdown_measured.STEPS)}}
+    rows = [where | {"case": case, "median_ms": 9 / s, "speed_up": s} for case, s in reversed(cases.items())]
+    for name, kept in (("whole.json", rows), ("without ablation.json", rows[-2:])):
+        (tmp_path / name).write_text(json.dumps({"rows": kept}))
+    options = SimpleNamespace(network=[tmp_path / "whole.json", tmp_path / "without ablation.json"])
+    found = breakdown_measured.rows(options)
+    assert [(row["with"], row["speed-up"]) for row in found] == [
+        ("contiguous, COO", 2.0),
+        ("+ hashing", 3.0),
+        ("+ hash bitmap", 4.0),
+        ("+ wider units", 5.0),
+    ]
 
 
 def test_emulated_hosts_refuse_what_they_cannot_do(monkeypatch):

@@ -110,6 +110,35 @@ def test_plan():
     assert_close(actual, jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS))
 
 
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_lookups_make_gradients_row_sparse(axis_type):
+    """The tables that `lookups` names get the rows of all workers; other leaves, aux and keywords stay as they were."""
+
+    def lookup_loss(params, tokens, targets, scale=1.0):
+        hidden = jnp.mean(zen.embedding.lookup(params["table"], tokens, padding_id=-1), axis=1)
+        return scale * jnp.mean((hidden @ params["w"] - targets) ** 2), jnp.max(hidden)
+
+    step = zen.value_and_grad(
+        lookup_loss,
+        has_aux=True,
+        mesh=mesh_of(axis_type),
+        lookups=lambda tokens, targets: {"table": tokens},
+        padding_id=-1,
+    )
+    padded = np.where(TOKENS == TOKENS[0, 0], -1, TOKENS)
+    (value, aux), gradients = jax.jit(step)(PARAMS, padded, TARGETS, scale=jnp.float32(3))
+    (expected_value, _), expected = jax.value_and_grad(lookup_loss, has_aux=True)(PARAMS, padded, TARGETS, scale=3.0)
+    table = gradients["table"]
+    assert isinstance(table, zen.RowSparseGradient) and aux.shape == (N,)
+    assert table.ids[table.ids < 53].tolist() == sorted(set(padded.ravel()) - {-1})
+    assert_close((value, gradients | {"table": table.to_dense()}), (expected_value, expected))
+
+
+def test_lookups_are_of_the_first_argument():
+    with pytest.raises(ValueError, match=r"argnums=\(0, 1\), but lookups are of argument 0"):
+        zen.value_and_grad(loss, (0, 1), mesh=mesh_of(), lookups=lambda *batch: {})
+
+
 def test_one_device():
     step = jax.jit(zen.value_and_grad(loss, mesh=harness.mesh(1, "data")))
     assert_close(step(PARAMS, TOKENS, TARGETS), jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS))

@@ -1,7 +1,8 @@
 """`value_and_grad` for loops under jit: splits the batch over a mesh axis and synchronises the gradients."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from zen_jax import _axis, errors
 from zen_jax._typing import PyTree, Unit
+from zen_jax.embedding.gradient import value_and_grad as with_rows
 from zen_jax.planning.live import Profiler
 from zen_jax.planning.plan import Plan
 from zen_jax.transforms.synchronize import synchronize
@@ -29,6 +31,8 @@ def value_and_grad(
     unit: Unit = "auto",
     plan: Plan | Profiler | None = None,
     seed: int = 0,
+    lookups: Callable[..., Mapping[str, PyTree]] | None = None,
+    padding_id: int | Mapping[str, int] | None = None,
     return_info: bool = False,
 ) -> Callable[..., Any]:
     """`jax.value_and_grad` over a batch that is split across workers, with gradients reduced by `synchronize`.
@@ -46,6 +50,8 @@ def value_and_grad(
       intra_axis: the mesh axis of one machine's devices, as in `synchronize`; the batch is split over both axes.
       op: "mean" or "sum", for the loss and the gradients alike.
       scheme, unit, plan, seed: as in `synchronize`.
+      lookups, padding_id: as in `zen_jax.embedding.value_and_grad`, for argument 0 of `fun`: the tables whose gradients
+        are to be row-sparse, and the ids that one worker's share of the batch looks up in them. None for none.
       return_info: whether to return the `Info` of each leaf too, as `SynchronizeState.info`.
 
     Returns:
@@ -53,7 +59,8 @@ def value_and_grad(
       with `return_info`; aux gains a leading axis of n, one slice per worker.
 
     Raises:
-      ValueError: for an axis that the mesh lacks or that is given twice, or a batch that n does not divide.
+      ValueError: for an axis that the mesh lacks or that is given twice, a batch that n does not divide, or `lookups`
+        beside `argnums` other than 0.
 
     >>> import jax, jax.numpy as jnp
     >>> mesh = jax.make_mesh((1,), ("data",))
@@ -65,6 +72,10 @@ def value_and_grad(
     errors.check_choice("axis_name", axis_name, mesh.axis_names)
     if intra_axis is not None:
         errors.check_choice("intra_axis", intra_axis, mesh.axis_names)
+    if lookups is not None and argnums != 0:
+        raise ValueError(
+            f"argnums={argnums!r}, but lookups are of argument 0. Make all that is differentiated one tree, argument 0."
+        )
     axes = _axis.joined(axis_name, intra_axis)
     n = math.prod(mesh.shape[axis] for axis in _axis.axis_names(axes))
     transform = synchronize(axis_name, op=op, scheme=scheme, unit=unit, plan=plan, seed=seed, intra_axis=intra_axis)
@@ -86,8 +97,14 @@ def value_and_grad(
 
         return batch_spec
 
+    def local(kwargs: dict[str, Any]) -> Callable[..., Any]:
+        loss = partial(fun, **kwargs)
+        if lookups is None:
+            return jax.value_and_grad(loss, argnums, has_aux)
+        return with_rows(loss, lookups, has_aux, padding_id=padding_id)
+
     def worker(args: tuple, kwargs: dict[str, Any]) -> tuple:
-        value, gradients = jax.value_and_grad(fun, argnums, has_aux)(*args, **kwargs)
+        value, gradients = local(kwargs)(*args)
         value, aux = value if has_aux else (value, ())
         value = lax.pmean(value, axes) if op == "mean" else lax.psum(value, axes)
         gradients, state = transform.update(gradients, None)

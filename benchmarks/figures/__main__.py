@@ -9,7 +9,16 @@ import sys
 from pathlib import Path
 
 from benchmarks import measure, workloads
-from benchmarks.figures import breakdown, characteristics, formats, imbalance, schemes, skewness, speedups
+from benchmarks.figures import (
+    breakdown,
+    breakdown_measured,
+    characteristics,
+    formats,
+    imbalance,
+    schemes,
+    skewness,
+    speedups,
+)
 from benchmarks.figures.drawing import markdown, save
 
 FIGURES = {
@@ -19,21 +28,23 @@ FIGURES = {
     "speedups": speedups,  # Fig. 15
     "formats": formats,  # Fig. 17a
     "breakdown": breakdown,  # Fig. 17b
+    "breakdown_measured": breakdown_measured,
     "imbalance": imbalance,
 }
+FROM_NETWORK = ("speedups", "breakdown_measured")
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=[*FIGURES, "all"], help="all: those that --data and --network allow")
     parser.add_argument("--data", type=Path, help="folder that holds the data sets' folders")
-    parser.add_argument("--network", type=Path, nargs="+", help="JSON files of benchmarks.network, for speedups")
+    parser.add_argument("--network", type=Path, nargs="+", help="JSON of benchmarks.network, for measured figures")
     parser.add_argument("--workloads", nargs="+", default=list(workloads.DATA_SETS), help="default: all data sets")
     parser.add_argument("--steps", type=int, default=2, help="steps that figures average over")
     parser.add_argument("--out", type=Path, default=Path("build/figures"))
     options = parser.parse_args()
-    if options.name == "speedups" and not options.network:
-        parser.error("speedups needs --network FILE, which benchmarks.network --json writes")
+    if options.name in FROM_NETWORK and not options.network:
+        parser.error(f"{options.name} needs --network FILE, which benchmarks.network --json writes")
     if options.steps < 1:
         parser.error("--steps must be at least 1")
     return options
@@ -41,11 +52,14 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    skipped = () if options.network else ("speedups",)
+    skipped = () if options.network else FROM_NETWORK
     names = [name for name in FIGURES if name not in skipped] if options.name == "all" else [options.name]
     for name in names:
         figure = FIGURES[name]
         rows = figure.rows(options)
+        if not rows:
+            print(f"{name} is left out: no run in --network has its cases", file=sys.stderr)
+            continue
         measure.write_json(options.out / f"{name}.json", {"figure": figure.__doc__.splitlines()[0], "rows": rows})
         (options.out / f"{name}.md").write_text(markdown(rows))
         save(figure.draw, rows, options.out / f"{name}.png")

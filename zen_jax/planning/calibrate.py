@@ -106,7 +106,7 @@ def _timed_collective(name: str, mesh: Mesh, axis_name: str, slowest: Slowest) -
     def timed(nbytes: int, times: int = 1) -> float:
         rows = max(1, round(nbytes / sent_for_each_byte_held[name] / (4 * n)))
         held = jnp.ones((n, rows), jnp.float32)
-        return float(slowest(_seconds(lambda: run(held, np.int32(times)), warm_up=1)))
+        return float(slowest(_seconds(lambda: run(held, np.int32(times)), slowest, warm_up=1)))
 
     return timed
 
@@ -127,7 +127,7 @@ def _measure_kernels(mesh: Mesh, axis_name: str, slowest: Slowest) -> dict[str, 
     moved, seconds = [], []
     for density in DENSITIES:
         for name, (operands, *nbytes) in _kernel_operands(n, size, room, density).items():
-            seconds.append(_seconds(lambda name=name, operands=operands: timed[name](*operands), WARM_UP))
+            seconds.append(_seconds(lambda name=name, operands=operands: timed[name](*operands), slowest, WARM_UP))
             moved.append(nbytes)
     shape = (len(DENSITIES), len(runs))
     agreed = slowest(np.reshape(seconds, shape))
@@ -163,10 +163,11 @@ def _on_workers(run: Callable[..., Any], mesh: Mesh, axis_name: str) -> Callable
     return jax.jit(mapped)
 
 
-def _seconds(run: Callable[[], Any], warm_up: int) -> float:
+def _seconds(run: Callable[[], Any], slowest: Slowest, warm_up: int) -> float:
     """Median of a few calls, after some that do not count."""
     times = []
     for _ in range(warm_up + REPEATS):
+        slowest(0.0)  # all processes begin together: waiting for a late one is no part of a collective
         start = time.perf_counter()
         jax.block_until_ready(run())
         times.append(time.perf_counter() - start)

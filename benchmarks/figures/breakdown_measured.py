@@ -1,0 +1,40 @@
+"""Fig. 17b, measured: speed-up over dense (psum) of hashing alone and with the hash bitmap, from `--ablation` runs."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.figures.drawing import Row, bars
+
+STEPS = {
+    "sparse_ps, elements": "contiguous, COO",
+    "zen, elements, COO pull": "+ hashing",
+    "zen, elements, hash bitmap": "+ hash bitmap",
+    "zen": "+ wider units",
+}
+"""The cases of benchmarks.network, in the order in which each adds to the last."""
+
+
+def rows(options: argparse.Namespace) -> list[Row]:
+    found = []
+    for path in options.network:
+        measured = [row for row in json.loads(path.read_text())["rows"] if "speed_up" in row and row["case"] in STEPS]
+        if {row["case"] for row in measured} == set(STEPS):
+            measured.sort(key=lambda row: (row["workload"], row["n"], row["rate"], list(STEPS).index(row["case"])))
+            found += [
+                {key: row[key] for key in ("workload", "n", "rate")}
+                | {"with": STEPS[row["case"]], "ms": row["median_ms"], "speed-up": row["speed_up"]}
+                for row in measured
+            ]
+    return found
+
+
+def draw(rows: Sequence[Row], figure: Any) -> None:
+    titled = [row | {"where": f"{row['workload']}\nn = {row['n']}, {row['rate']}"} for row in rows]
+    figure.set_size_inches(3 + 1.5 * len({row["where"] for row in titled}), 4)
+    axes = figure.subplots()
+    bars(axes, titled, "where", "speed-up", "with")
+    axes.axhline(1, color="black", linewidth=0.5)
+    axes.set(ylabel="speed-up over dense (psum)")
+    axes.legend()
