@@ -62,7 +62,7 @@ struct RangeBitmap {
  private:
   template <typename Pack>
   __device__ static bool is_nonzero_pack(const Pack& pack) {
-    using Bits = BitsOf<sizeof(pack.at[0])>;
+    using Bits = BitsOfSize<sizeof(pack.at[0])>;
     Bits bits[sizeof(pack) / sizeof(Bits)];
     memcpy(bits, &pack, sizeof(pack));
     bool nonzero = false;
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 int64_t aggregate_encode_scratch_bytes(int64_t size, int64_t width, int64_t element_bytes) {
   if (size == 0 || width == 0) return 0;
-  return compaction_bytes(1, ceil_div(size, rows_per_range(width, element_bytes == 8 ? 8 : 4)));
+  return compaction_bytes(1, ceil_div(size, rows_per_range(size, width, element_bytes == 8 ? 8 : 4)));
 }
 
 cudaError_t aggregate_encode(const AggregateEncodeProblem& problem, Element element, int64_t divisor,
@@ -132,7 +132,7 @@ cudaError_t aggregate_encode(const AggregateEncodeProblem& problem, Element elem
   const int64_t words = bitmap_words(problem.size);
   const bool empty = problem.size == 0 || problem.width == 0;
   if (empty) ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_count, 0, problem.batch * sizeof(int32_t), stream));
-  const int64_t rows = empty ? 0 : rows_per_range(problem.width, element == Element::kFloat64 ? 8 : 4);
+  const int64_t rows = empty ? 0 : rows_per_range(problem.size, problem.width, element == Element::kFloat64 ? 8 : 4);
   if (rows < kBitsPerWord && words > 0) {
     ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_words, 0, problem.batch * words * sizeof(uint32_t), stream));
   }

@@ -23,6 +23,9 @@ constexpr int32_t kSumBytes = 64 << 10;
 template <typename Dtype>
 constexpr int32_t kSums = kSumBytes / static_cast<int32_t>(sizeof(typename Dtype::Sum));
 
+// Ranges that a shard is cut into if it is large enough: two for each multiprocessor of an H200.
+constexpr int64_t kRangesAtLeast = 264;
+
 // Workers whose entries are looked up at once.
 constexpr int32_t kWorkersAtOnce = kThreads / 2;
 
@@ -48,11 +51,14 @@ struct SumParams {
   const int32_t* counts;
 };
 
-// Positions whose sums, of `sum_bytes` each, a block has room for.
-inline int64_t rows_per_range(int64_t width, int64_t sum_bytes) {
+// Positions of a range: as many as a block has room for sums, of `sum_bytes` each, but fewer where that would leave
+// multiprocessors idle.
+inline int64_t rows_per_range(int64_t size, int64_t width, int64_t sum_bytes) {
   const int64_t sums = kSumBytes / sum_bytes;
   int64_t rows = sums / std::min(width, sums);
-  if (rows >= kBitsPerWord) return rows - rows % kBitsPerWord;
+  if (rows >= kBitsPerWord) {
+    return std::min(rows / kBitsPerWord, ceil_div(size, kRangesAtLeast * kBitsPerWord)) * kBitsPerWord;
+  }
   while (rows & (rows - 1)) rows &= rows - 1;
   return rows;
 }
@@ -61,7 +67,7 @@ template <typename Dtype, int kPackSize>
 SumParams cut_into_ranges(const AggregateProblem& problem, int64_t divisor, const int32_t* d_positions,
                           const void* d_values, const int32_t* d_counts) {
   const int64_t columns = std::min<int64_t>(problem.width, kSums<Dtype>);
-  const int64_t rows = rows_per_range(problem.width, sizeof(typename Dtype::Sum));
+  const int64_t rows = rows_per_range(problem.size, problem.width, sizeof(typename Dtype::Sum));
   SumParams params;
   params.problem = problem;
   params.divisor = divisor;

@@ -2,15 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/common/hash.h"
 
 namespace zen {
-
-// The unsigned integer of so many bytes.
-template <int kBytes>
-using BitsOf = std::conditional_t<kBytes == 2, uint16_t, std::conditional_t<kBytes == 4, uint32_t, uint64_t>>;
 
 // Whether a float given by its bits is non-zero. The sign is shifted out, so -0.0 is zero; NaN and subnormals are not.
 template <typename Bits>

@@ -10,6 +10,7 @@
 #include "cuda/hash_bitmap_decode.h"
 #include "cuda/hash_bitmap_encode.h"
 #include "cuda/partition.h"
+#include "cuda/range_sums.cuh"
 #include "cuda/tests/feedback_cases.h"
 #include "cuda/tests/harness.h"
 #include "cuda/tests/sum_and_hash_cases.h"
@@ -260,6 +261,13 @@ void random_sums() {
       static_cast<uint32_t>(rng()));
 }
 
+// Ranges as large as a block's sums.
+void test_large_shard() {
+  emulation::set_schedule(rng(), 3);
+  const int64_t size = kRangesAtLeast * kSums<Float32> + 77;
+  test_aggregate<float, float>({1, 3, size / 500, 1, size}, Element::kFloat32, 0.001, 1);
+}
+
 }  // namespace
 }  // namespace zen::cuda
 
@@ -268,6 +276,7 @@ int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 8;
   zen::cuda::rng.seed(argc > 2 ? std::atoi(argv[2]) : 7);
   zen::cuda::test_small_divisor();
+  zen::cuda::test_large_shard();
   for (int i = 0; i < rounds; ++i) {
     zen::cuda::random_cases<uint16_t>();
     zen::cuda::random_cases<uint32_t>();

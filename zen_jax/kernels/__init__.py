@@ -1,4 +1,5 @@
 """The kernels: each a typed function with CUDA, CPU and pure-JAX lowerings; `send_drawn` and `send_reaching` lack CUDA.
+`aggregate_encode` is one kernel on CUDA and two in a row elsewhere.
 
 They agree bit for bit, but for sums of subnormals, which XLA flushes to zero where pure JAX runs on a CPU.
 """
