@@ -36,7 +36,7 @@ PARTS=(build test sanitize kernels dense many algorithm_1 feedback all_reduce re
 declare -A LIMIT=([build]=200 [test]=250 [sanitize]=280 [kernels]=280 [dense]=240 [many]=280 [algorithm_1]=200
   [feedback]=120 [all_reduce]=200 [report]=40)
 export PYTHONPATH=$PWD:$SITE${PYTHONPATH:+:$PYTHONPATH}
-export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu} XLA_PYTHON_CLIENT_PREALLOCATE=false
+export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu} XLA_PYTHON_CLIENT_PREALLOCATE=false ZEN_JAX_REQUIRE_GPU=1
 export CUDACXX=${CUDACXX:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 mkdir -p "$OUT/parts"
 
@@ -57,7 +57,7 @@ build() {
 test_() {
   local parallel=()
   "$PYTHON" -c 'import xdist' 2> /dev/null && parallel=(-n 4)
-  ZEN_JAX_REQUIRE_GPU=1 XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_graph_min_graph_size=1" \
+  XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_graph_min_graph_size=1" \
     "$PYTHON" -m pytest -q tests/gpu "${parallel[@]}" --junitxml="$OUT/test.xml"
 }
 
