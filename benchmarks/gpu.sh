@@ -1,36 +1,55 @@
 #!/usr/bin/env bash
 # Builds the CUDA kernels on a machine with an NVIDIA GPU, tests and times them, and writes JSON; no network needed.
 #
-#     benchmarks/gpu.sh                   # build test sanitize bench, under 10 minutes in all
-#     benchmarks/gpu.sh build test        # some parts; each starts from what the parts before it left
+#     benchmarks/gpu.sh                   # the parts that have not passed yet, as many as fit 10 minutes; call again
+#     benchmarks/gpu.sh build test        # these parts; each starts from what the parts before it left
 #
-# Needs CUDA 13 (nvcc), cmake, ninja and a Python with JAX for CUDA, nanobind, NumPy, optax, pytest and hypothesis.
-#   PYTHON  the interpreter (default python3)
-#   OUT     where results go (default build/gpu-results)
-#   WHEELS  a folder with wheels of what that Python lacks, nanobind for example
-# Exit status: 0 if every part passed. OUT/PART.json says how each part went, OUT/PART.log what it printed.
+#   build        the native module, and the kernels' registers and local memory
+#   test         tests/gpu, with every custom call in a CUDA graph
+#   sanitize     compute-sanitizer: memcheck, racecheck, initcheck
+#   kernels      every kernel and its peers: 214M elements, 16 servers, 1 to 5.2 %
+#   dense        the same at 20 and 40 %
+#   many         128 servers, and units of 256 columns
+#   algorithm_1  the paper's Algorithm 1, Figure 16's sweeps
+#   feedback     error feedback with selection
+#   all_reduce   a whole emulated all-reduce, with the kernels and in pure JAX
+#   report       report.md and roofline.png from the JSON so far
+#
+# Needs CUDA 13 (nvcc), cmake, ninja and a Python with JAX for CUDA, nanobind, NumPy, optax, pytest and hypothesis;
+# torch and cupy to be measured beside, matplotlib for the report. What is missing of those is reported as absent.
+#   PYTHON    the interpreter (default python3)
+#   OUT       where results go (default build/gpu-results)
+#   WHEELS    a folder with wheels of what that Python lacks, nanobind for example
+#   ELEMENTS  elements of the tensors (default 214e6, the paper's DeepFM table)
+# Exit status: 0 if every part passed, 1 if one failed, 2 if parts are left for another call. OUT/parts/PART.json says how
+# each part went, OUT/parts/PART.log what it printed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 PYTHON=${PYTHON:-python3}
 OUT=${OUT:-build/gpu-results}
+ELEMENTS=${ELEMENTS:-214e6}
 BUILD=build/gpu
 SITE=$PWD/build/gpu-site
+BUDGET=590
+PARTS=(build test sanitize kernels dense many algorithm_1 feedback all_reduce report)
+declare -A LIMIT=([build]=200 [test]=250 [sanitize]=280 [kernels]=280 [dense]=240 [many]=280 [algorithm_1]=200
+  [feedback]=120 [all_reduce]=200 [report]=40)
 export PYTHONPATH=$PWD:$SITE${PYTHONPATH:+:$PYTHONPATH}
-export JAX_PLATFORMS=cuda,cpu XLA_PYTHON_CLIENT_PREALLOCATE=false ZEN_JAX_REQUIRE_GPU=1
-mkdir -p "$OUT"
+export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu} XLA_PYTHON_CLIENT_PREALLOCATE=false ZEN_JAX_REQUIRE_GPU=1
+export CUDACXX=${CUDACXX:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
+mkdir -p "$OUT/parts"
 
 build() {
   if [[ -n ${WHEELS:-} ]]; then
     "$PYTHON" -m pip install --quiet --no-index --find-links "$WHEELS" --upgrade --target "$SITE" nanobind || return
   fi
-  local nvcc=${CUDACXX:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
   cmake -S . -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DZEN_CUDA=ON -DZEN_MODULES=ON \
-    -DCMAKE_CUDA_COMPILER="$nvcc" -DPython_EXECUTABLE="$(command -v "$PYTHON")" \
+    -DCMAKE_CUDA_COMPILER="$CUDACXX" -DPython_EXECUTABLE="$(command -v "$PYTHON")" \
     -Dnanobind_DIR="$("$PYTHON" -m nanobind --cmake_dir)" &&
     cmake --build "$BUILD" &&
     cmake --install "$BUILD" --prefix . &&
-    "$PYTHON" cuda/check_resources.py --nvcc "$nvcc" --arch 90 &&
+    "$PYTHON" cuda/check_resources.py --nvcc "$CUDACXX" --arch 90 &&
     "$PYTHON" -c 'import zen_jax; print(zen_jax.backend_info()["cuda"])'
 }
 
@@ -42,90 +61,84 @@ test_() {
     "$PYTHON" -m pytest -q tests/gpu "${parallel[@]}" --junitxml="$OUT/test.xml"
 }
 
-# Memory errors, then races in shared memory, on one case of elements and one of rows for each kernel.
+# On one case of elements and one of rows for each kernel. Every tool runs, whatever the one before found.
 sanitize() {
   if ! command -v compute-sanitizer; then
-    echo "no compute-sanitizer here: nothing to do"
-    return
+    echo "absent: no compute-sanitizer here"
+    return 1
   fi
   local few='7-1-float32 or 7-3-float32 or 3-3-float32 or 10-1-float32 or 10-3-float32'
-  local tool
-  for tool in memcheck racecheck; do
-    timeout 70 compute-sanitizer --tool "$tool" --error-exitcode 9 --target-processes all \
-      "$PYTHON" -m pytest -q tests/gpu -k "$few" || return
+  local tool failed=0
+  for tool in memcheck racecheck initcheck; do
+    echo "== $tool"
+    timeout 90 compute-sanitizer --tool "$tool" --error-exitcode 9 --target-processes all \
+      "$PYTHON" -m pytest -q tests/gpu -k "$few" || failed=1
   done
+  return $failed
 }
 
-bench() {
-  kernels() { "$PYTHON" benchmarks/kernels.py --elements 100e6 --skip-slow "$@"; }
-  kernels -n 16 --density 0.01 0.052 0.4 --json "$OUT/kernels.json" &&
-    kernels -n 128 --density 0.052 --json "$OUT/kernels-n128.json" &&
-    kernels -n 16 --density 0.052 --width 256 --json "$OUT/kernels-rows.json"
+kernel_times() { "$PYTHON" -m benchmarks.kernels --elements "$ELEMENTS" --skip-slow "$@"; }
+
+kernels() { kernel_times -n 16 --density 0.01 0.028 0.052 --json "$OUT/kernels.json"; }
+
+dense() { kernel_times -n 16 --density 0.2 0.4 --json "$OUT/kernels-dense.json"; }
+
+many() {
+  kernel_times -n 128 --density 0.01 0.052 --json "$OUT/kernels-n128.json" &&
+    kernel_times -n 16 --density 0.052 --width 256 --json "$OUT/kernels-rows.json"
 }
 
-# What the figures were measured on.
-machine() {
-  "$PYTHON" - "$OUT/machine.json" <<'PY'
-import importlib.metadata
-import json
-import platform
-import subprocess
-import sys
-
-
-def output(*command):
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-
-
-def version(package):
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-query = "name,driver_version,memory.total,clocks.max.sm,clocks.max.memory"
-packages = ["jax", "jaxlib", "jax-cuda13-plugin", "torch", "cupy-cuda13x", "numpy", "nanobind"]
-facts = {
-    "gpu": output("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"),
-    "nvcc": (output("nvcc", "--version") or "").splitlines()[-2:],
-    "python": platform.python_version(),
-    "kernel": platform.release(),
-    "packages": {package: version(package) for package in packages},
-    "commit": output("git", "rev-parse", "HEAD"),
-}
-with open(sys.argv[1], "w") as file:
-    json.dump(facts, file, indent=2)
-print(json.dumps(facts, indent=2))
-PY
+algorithm_1() {
+  "$PYTHON" -m benchmarks.algorithm_1 --elements "$ELEMENTS" --density 0.01 0.052 -n 16 --json "$OUT/algorithm_1.json"
 }
 
-# part NAME SECONDS FUNCTION: runs it within the bound and records how it went.
+feedback() {
+  "$PYTHON" -m benchmarks.sparsifiers --elements "$ELEMENTS" --density 0.001 0.052 --skip-slow --json "$OUT/sparsifiers.json"
+}
+
+all_reduce() {
+  "$PYTHON" -m benchmarks.all_reduce --json "$OUT/all_reduce.json" &&
+    ZEN_JAX_KERNELS=xla "$PYTHON" -m benchmarks.all_reduce --repeats 3 --json "$OUT/all_reduce-pure-jax.json"
+}
+
+report() { "$PYTHON" -m benchmarks.gpu_report "$OUT" && cat "$OUT/report.md"; }
+
+# part NAME: runs it within its bound and records how it went.
 part() {
-  local name=$1 seconds=$2 start=$SECONDS status
-  export -f build test_ sanitize bench
-  export PYTHON OUT BUILD SITE
-  timeout --kill-after=5 "$seconds" bash -o pipefail -c "$3" > >(tee "$OUT/$name.log") 2>&1
+  local name=$1 start=$SECONDS function=$1 status
+  [[ $name == test ]] && function=test_
+  timeout --kill-after=5 "${LIMIT[$name]}" bash -o pipefail -c "$function" > >(tee "$OUT/parts/$name.log") 2>&1
   status=$?
   echo "{\"part\": \"$name\", \"status\": $status, \"timed_out\": $([[ $status == 124 ]] && echo true || echo false)," \
-    "\"seconds\": $((SECONDS - start)), \"limit_seconds\": $seconds}" > "$OUT/$name.json"
+    "\"seconds\": $((SECONDS - start)), \"limit_seconds\": ${LIMIT[$name]}}" > "$OUT/parts/$name.json"
   echo "== $name: status $status after $((SECONDS - start)) s"
   return $status
 }
 
-machine
-failed=0
-[[ $# -gt 0 ]] || set -- build test sanitize bench
+passed() { grep -qs '"status": 0,' "$OUT/parts/$1.json"; }
+
+export -f build test_ sanitize kernel_times kernels dense many algorithm_1 feedback all_reduce report
+export PYTHON OUT ELEMENTS BUILD SITE
 for name in "$@"; do
-  case $name in
-    build) part build 150 build ;;
-    test) part test 200 test_ ;;
-    sanitize) part sanitize 140 sanitize ;;
-    bench) part bench 100 bench ;;
-    *) echo "no part $name: build, test, sanitize, bench" >&2; false ;;
-  esac || failed=1
+  [[ -n ${LIMIT[$name]:-} ]] || { echo "no part $name: ${PARTS[*]}" >&2; exit 1; }
 done
+
+failed=0 left=()
+if [[ $# -gt 0 ]]; then
+  for name in "$@"; do part "$name" || failed=1; done
+else
+  for name in "${PARTS[@]}"; do
+    if [[ $name != report ]] && passed "$name"; then
+      echo "== $name: passed before"
+    elif ((SECONDS + LIMIT[$name] > BUDGET)); then
+      left+=("$name")
+    else
+      part "$name" || failed=1
+    fi
+  done
+fi
+if ((${#left[@]})); then
+  echo "left for another call: ${left[*]}"
+  ((failed)) || exit 2
+fi
 exit $failed

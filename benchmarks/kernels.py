@@ -1,10 +1,11 @@
-"""Times every kernel against its floor, its pure-JAX lowering, NumPy, jnp.nonzero and torch.
+"""Times every kernel against its floor, its pure-JAX lowering, and what others offer for the same work.
 
     python -m benchmarks.kernels --elements 64e6 --density 0.01 0.05 --json build/kernels.json
 
 The floor of a kernel is the time in which the device, at its measured ceilings, reads and writes the bytes that the
-kernel must; the ceilings are timed again beside every repeat. "times_floor" is the kernel's time over its floor, and
-"of_read" the rate at which it moves these bytes over the rate at which the device reads.
+kernel must; the ceilings are timed again beside every repeat. "times_floor" is the kernel's time over its floor,
+"of_ceiling" the inverse, and "of_read" and "of_copy" the rate at which it moves these bytes over the rates at which the
+device reads and copies. A peer that this machine lacks has a row that says why.
 
 On a CPU the process keeps the memory it frees, as examples/lm does, so that results do not land on pages that the
 kernel has yet to map; --fresh-memory leaves malloc as it is.
@@ -26,8 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import measure
+from benchmarks.peers import nonzeros
 from zen_jax import kernels
 from zen_jax.kernels.aggregate import reference as aggregate_reference
+from zen_jax.kernels.aggregate_encode import reference as aggregate_encode_reference
 from zen_jax.kernels.hash_bitmap_decode import reference as decode_reference
 from zen_jax.kernels.hash_bitmap_encode import reference as encode_reference
 from zen_jax.kernels.partition import reference as partition_reference
@@ -38,7 +41,7 @@ ROOM = 1.1  # capacity over the fullest bucket
 def sparse_tensor(units: int, width: int, density: float, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     x = np.zeros((units, width), np.float32)
-    touched = rng.choice(units, int(units * density), replace=False)
+    touched = np.flatnonzero(rng.random(units, np.float32) < density)
     x[touched] = rng.standard_normal((touched.size, width), np.float32)
     return x[:, 0] if width == 1 else x
 
@@ -70,6 +73,16 @@ def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tupl
         n * int(counts[0]) * (unit_bytes + 4),
         size * unit_bytes,
     )
+    # Another inbox, whose workers send independently: the buckets of n servers, taken as those of one.
+    sums = int(jax.jit(lambda *inbox: kernels.aggregate_encode(*inbox, size, 1))(positions, values, sent)[2])
+    yield (
+        "aggregate_encode",
+        lambda *inbox: kernels.aggregate_encode(*inbox, size, size),
+        lambda *inbox: aggregate_encode_reference(*inbox, size, size),
+        (positions, values, sent),
+        total * (unit_bytes + 4),
+        size // 8 + sums * unit_bytes,
+    )
     yield (
         "hash_bitmap_encode",
         lambda x: kernels.hash_bitmap_encode(x, total),
@@ -80,9 +93,8 @@ def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tupl
     )
 
     def encode_all(positions: jax.Array, values: jax.Array, sent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        shards = [kernels.aggregate(positions[i : i + 1], values[i : i + 1], sent[i : i + 1], size) for i in range(n)]
-        encoded = [kernels.hash_bitmap_encode(shard, capacity) for shard in shards]
-        return jnp.stack([e[0] for e in encoded]), jnp.stack([e[1] for e in encoded])
+        one = lambda *bucket: kernels.aggregate_encode(*(part[None] for part in bucket), size, capacity)  # noqa: E731
+        return jax.vmap(one)(positions, values, sent)[:2]
 
     encoded = jax.block_until_ready(jax.jit(encode_all)(positions, values, sent))
     yield (
@@ -95,39 +107,45 @@ def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tupl
     )
 
 
-def peers(x: np.ndarray) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What finds and takes the non-zeros of a 1-D tensor elsewhere."""
-    device = jnp.asarray(x)
-    count = int(np.count_nonzero(x))
-    if jax.default_backend() == "cpu":
+def peers(x: np.ndarray, n: int, repeats: int) -> Iterator[dict[str, Any]]:
+    """A row for each peer: its time, and its median ratio to the time of partition on the same tensor."""
+    operand, capacity = jnp.asarray(x), int(np.count_nonzero(x) / n * ROOM)
+    run = jax.jit(lambda x: kernels.partition(x, n, capacity))
+    partition = lambda: run(operand)  # noqa: E731
+    for name, peer in nonzeros.find_and_take(x):
+        if isinstance(peer, nonzeros.Absent):
+            yield {"kernel": name, "absent": peer.reason}
+            continue
+        took = measure.ratio(peer, partition, repeats)
+        yield {"kernel": name, "median_ms": milliseconds(took["median"]), "times_partition": round(took["ratio"], 2)}
+    own = measure.seconds(partition, repeats)["median"]
+    for name, flagged in (("CUB DeviceSelect::Flagged", True), ("CUB DeviceSelect::If", False)):
+        times = nonzeros.cub_seconds(x, repeats, flagged=flagged)
+        if isinstance(times, nonzeros.Absent):
+            yield {"kernel": name, "absent": times.reason}
+            continue
+        took = measure.spread(times)
+        row = {f"{key}_ms": milliseconds(value) for key, value in took.items()}
+        yield {"kernel": name} | row | {"times_partition": round(took["median"] / own, 2)}
 
-        def numpy_nonzero() -> tuple[np.ndarray, np.ndarray]:
-            indices = np.flatnonzero(x != 0)
-            return indices, x[indices]
 
-        yield "numpy flatnonzero + take", numpy_nonzero
+def scatter_add(x: np.ndarray, n: int, repeats: int) -> dict[str, Any]:
+    """XLA's scatter-add against aggregate, on messages of n workers that send independently."""
+    rows, size = jnp.asarray(x).reshape(x.shape[0], -1), -(-x.shape[0] // n)
+    capacity = int(np.asarray(kernels.partition(rows, n, 1)[2]).max() * ROOM) + 1
+    inbox = jax.jit(lambda x: kernels.partition(x, n, capacity))(rows)
+    run = jax.jit(lambda *inbox: kernels.aggregate(*inbox, size))
+    took = measure.ratio(nonzeros.scatter_add(*inbox, size), lambda: run(*inbox), repeats)
+    return {
+        "kernel": "XLA scatter-add",
+        "median_ms": milliseconds(took["median"]),
+        "times_aggregate": round(took["ratio"], 2),
+    }
 
-    @jax.jit
-    def jax_nonzero(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        indices = jnp.nonzero(x, size=count)[0]
-        return indices, x[indices]
 
-    yield "jnp.nonzero + take", lambda: jax_nonzero(device)
-    try:
-        import torch
-    except ImportError:
-        return
-    on_gpu = jax.default_backend() != "cpu" and torch.cuda.is_available()
-    tensor = torch.from_numpy(x).to("cuda" if on_gpu else "cpu")
-
-    def torch_nonzero() -> Any:
-        indices = torch.nonzero(tensor).squeeze(1)
-        taken = torch.index_select(tensor, 0, indices)
-        if on_gpu:
-            torch.cuda.synchronize()
-        return float(taken[-1])
-
-    yield "torch.nonzero + index_select", torch_nonzero
+def milliseconds(seconds: float) -> float:
+    """Four digits of it."""
+    return float(f"{seconds * 1e3:.4g}")
 
 
 def main() -> None:
@@ -137,7 +155,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1, help="elements in a unit; 1 hashes elements")
     parser.add_argument("-n", type=int, default=16, help="servers")
     parser.add_argument("--repeats", type=int, default=11)
-    parser.add_argument("--skip-slow", action="store_true", help="leave out the pure-JAX lowering and jnp.nonzero")
+    parser.add_argument("--skip-slow", action="store_true", help="leave out the pure-JAX lowerings")
     parser.add_argument("--fresh-memory", action="store_true", help="let malloc return memory to the system")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -149,24 +167,22 @@ def main() -> None:
         for name, native, reference, operands, read, written in cases(x, options.n):
             run = jax.jit(native)
             took = ceilings.against(lambda: run(*operands), read, written, options.repeats)  # noqa: B023
-            row = {"density": density, "kernel": name}
-            row |= {f"{key}_ms": round(took[key] * 1e3, 2) for key in ("floor", "median", "min", "max")}
+            row = {"density": density, "kernel": name, "bytes": read + written}
+            row |= {f"{key}_ms": milliseconds(took[key]) for key in ("floor", "median", "min", "max")}
             row["times_floor"] = round(took["times_floor"], 2)
-            row["of_read"] = round(took["of_read"], 2)
+            row["of_ceiling"] = round(1 / took["times_floor"], 3)
+            row |= {key: round(took[key], 3) for key in ("of_read", "of_copy")}
             if not options.skip_slow:
                 slow = measure.seconds(lambda: jax.jit(reference)(*operands), 1)  # noqa: B023
-                row["pure_jax_ms"] = round(slow["median"] * 1e3, 1)
+                row["pure_jax_ms"] = milliseconds(slow["median"])
             results.append(row)
             print(measure.table([row]), flush=True)
+        others = [scatter_add(x, options.n, options.repeats)]
         if options.width == 1:
-            operand, capacity = jnp.asarray(x), int(np.count_nonzero(x) / options.n * ROOM)
-            partition = jax.jit(lambda x: kernels.partition(x, options.n, capacity))  # noqa: B023
-            for name, run in peers(x):
-                if options.skip_slow and name.startswith("jnp"):
-                    continue
-                took = measure.ratio(run, lambda: partition(operand), options.repeats)  # noqa: B023
-                row = {"density": density, "kernel": name, "median_ms": round(took["median"] * 1e3, 2)}
-                results.append(row | {"times_partition": round(took["ratio"], 1)})
+            others += peers(x, options.n, options.repeats)
+        for row in others:
+            results.append({"density": density} | row)
+            print(measure.table(results[-1:]), flush=True)
     print(measure.table(results))
     result = {
         "environment": measure.environment(),

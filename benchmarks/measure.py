@@ -1,7 +1,9 @@
 """Timing and memory-bandwidth ceilings that the benchmarks share."""
 
 import ctypes
+import importlib.metadata
 import json
+import math
 import os
 import platform
 import shutil
@@ -9,7 +11,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,30 +20,50 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+QUEUED_SECONDS = 0.01  # that the calls of one timing take on an accelerator, where the host only queues them
+
 
 def seconds(run: Callable[[], Any], repeats: int = 7) -> dict[str, float]:
-    """Median and extremes of `repeats` timed calls, after one that is not counted."""
-    elapsed(run)
-    times = [elapsed(run) for _ in range(repeats)]
+    """Median and extremes of `repeats` timings, after calls that are not counted."""
+    calls = queued_calls(run)
+    return spread([elapsed(run, calls) for _ in range(repeats)])
+
+
+def spread(times: Sequence[float]) -> dict[str, float]:
+    """Median and extremes."""
     return {"median": statistics.median(times), "min": min(times), "max": max(times)}
 
 
-def elapsed(run: Callable[[], Any]) -> float:
-    """Seconds that one call takes, its results on the device included."""
+def elapsed(run: Callable[[], Any], calls: int = 1) -> float:
+    """Seconds that a call takes, its results on the device included: the mean of `calls` in a row."""
     start = time.perf_counter()
-    jax.block_until_ready(run())
-    return time.perf_counter() - start
+    for _ in range(calls):
+        results = run()
+    jax.block_until_ready(results)
+    return (time.perf_counter() - start) / calls
+
+
+def queued_calls(run: Callable[[], Any]) -> int:
+    """Calls to time together, after one or more that compile and warm up: on an accelerator enough that the host's
+    work for one call hides behind the device's for the one before, on a CPU one."""
+    elapsed(run)
+    if jax.default_backend() == "cpu":
+        return 1
+    return min(100, math.ceil(QUEUED_SECONDS / elapsed(run)))
 
 
 def ratio(run: Callable[[], Any], to: Callable[[], Any], repeats: int) -> dict[str, float]:
     """Seconds of `run` and the median ratio of its time to that of `to`, called in turn."""
-    elapsed(run), elapsed(to)
-    pairs = [(elapsed(run), elapsed(to)) for _ in range(repeats)]
+    calls, calls_to = queued_calls(run), queued_calls(to)
+    pairs = [(elapsed(run, calls), elapsed(to, calls_to)) for _ in range(repeats)]
     return {"median": statistics.median(a for a, _ in pairs), "ratio": statistics.median(a / b for a, b in pairs)}
 
 
+PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "numpy", "torch", "cupy-cuda13x")
+
+
 class Ceilings:
-    """The fastest ways this device reads and writes memory, timed beside whatever is held against them.
+    """The fastest ways this device reads, writes and copies memory, timed beside whatever is held against them.
 
     Machines drift: a floor is worth most when the ceiling was measured in the moments before and after.
     """
@@ -53,10 +75,12 @@ class Ceilings:
             name: min(runs, key=lambda run: seconds(run, repeats)["min"])
             for name, runs in ways.items()
         }
+        self._calls = {name: queued_calls(run) for name, run in self._fastest.items()}
         self._times: dict[str, list[float]] = {name: [] for name in ways}
 
     def _seconds_of(self, name: str) -> float:
-        self._times[name].append(elapsed(self._fastest[name]))
+        """Of a byte read, of a byte written, or of a byte that a copy reads or writes."""
+        self._times[name].append(elapsed(self._fastest[name], self._calls[name]) / self.nbytes / _MOVED[name])
         return self._times[name][-1]
 
     def against(self, run: Callable[[], Any], read: int, written: int, repeats: int) -> dict[str, float]:
@@ -64,30 +88,34 @@ class Ceilings:
 
         Returns:
           "median", "min" and "max" in seconds; "floor": the median time that the bytes take at the ceilings; and as
-          medians over repeats "times_floor", the time over the floor, and "of_read", the rate over the read ceiling.
+          medians over repeats "times_floor", the time over the floor, "of_read", the rate over the read ceiling, and
+          "of_copy", that over the copy ceiling.
         """
-        times, floors, scans = [], [], []
-        elapsed(run)
+        times, floors, scans, copies = [], [], [], []
+        calls = queued_calls(run)
         for _ in range(repeats):
-            scan, write = self._seconds_of("read") / self.nbytes, self._seconds_of("write") / self.nbytes
+            scan, write, copy = (self._seconds_of(name) for name in ("read", "write", "copy"))
             floors.append(read * scan + written * write)
             scans.append((read + written) * scan)
-            times.append(elapsed(run))
+            copies.append((read + written) * copy)
+            times.append(elapsed(run, calls))
         return {
-            "median": statistics.median(times),
-            "min": min(times),
-            "max": max(times),
+            **spread(times),
             "floor": statistics.median(floors),
             "times_floor": statistics.median(t / floor for t, floor in zip(times, floors, strict=True)),
             "of_read": statistics.median(scan / t for t, scan in zip(times, scans, strict=True)),
+            "of_copy": statistics.median(copy / t for t, copy in zip(times, copies, strict=True)),
         }
 
     def rates(self) -> dict[str, dict[str, float]]:
-        """Bytes per second read and written: the median and the best so far."""
+        """Bytes per second read, written, and both in a copy: the median and the best so far."""
         return {
-            name: {"median": self.nbytes / statistics.median(times), "best": self.nbytes / min(times)}
+            name: {"median": 1 / statistics.median(times), "best": 1 / min(times)}
             for name, times in self._times.items()
         }
+
+
+_MOVED = {"read": 1, "write": 1, "copy": 2}  # times that a way moves each byte
 
 
 def _cpu_ways(nbytes: int) -> dict[str, list[Callable[[], Any]]]:
@@ -102,11 +130,13 @@ def _cpu_ways(nbytes: int) -> dict[str, list[Callable[[], Any]]]:
     # Blocks that fit a cache keep NumPy's reductions from being bound by anything but the reads.
     reads = [threaded(lambda share: [block.max() for block in np.array_split(share.view(np.float32), 64)])]
     writes = [threaded(lambda share: share.fill(1))]
+    targets = np.array_split(np.empty_like(data), threads)
+    copies = [lambda: list(pool.map(np.copyto, targets, shares))]
     native = _native_ceilings()
     if native is not None:
         reads.append(threaded(lambda share: native.read_all(share.ctypes.data, share.size)))
         writes.append(threaded(lambda share: native.write_all(share.ctypes.data, share.size, 1)))
-    return {"read": reads, "write": writes}
+    return {"read": reads, "write": writes, "copy": copies}
 
 
 def _native_ceilings() -> ctypes.CDLL | None:
@@ -132,7 +162,13 @@ def _device_ways(nbytes: int) -> dict[str, list[Callable[[], Any]]]:
     source = jnp.ones(nbytes // 4, jnp.float32)
     total = jax.jit(lambda x: jnp.max(x))
     fill = jax.jit(lambda value: jnp.full(nbytes // 4, value, jnp.float32))
-    return {"read": [lambda: total(source)], "write": [lambda: fill(jnp.float32(2.0))]}
+    two = jnp.float32(2.0)
+    negated, copied = jax.jit(lambda x: -x), jax.jit(lambda x: jnp.array(x, copy=True))
+    return {
+        "read": [lambda: total(source)],
+        "write": [lambda: fill(two)],
+        "copy": [lambda: negated(source), lambda: copied(source)],
+    }
 
 
 def environment() -> dict[str, Any]:
@@ -143,12 +179,32 @@ def environment() -> dict[str, Any]:
     return {
         "device": device.device_kind,
         "platform": jax.default_backend(),
-        "driver": str(getattr(device.client, "platform_version", "")).split("\n")[0],
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        or str(getattr(device.client, "platform_version", "")).split("\n")[0],
+        "versions": {name: _version(name) for name in PACKAGES},
+        "nvcc": (_output("nvcc", "--version") or "").split("\n")[-1],
+        "commit": _output("git", "rev-parse", "HEAD"),
         "cores": len(os.sched_getaffinity(0)),
         "jax": jax.__version__,
         "python": platform.python_version(),
         "backend": zen_jax.backend_info(),
     }
+
+
+def _output(*command: str) -> str | None:
+    """What a command prints; None where it is not there or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -33,16 +33,18 @@ class Kernel(NamedTuple):
 
 
 def kernel_name(mangled: str) -> str:
-    """The last identifier of a mangled name with its template argument: 'partition_rows<uint16>'."""
+    """The last identifier of a mangled name with its template arguments: 'aggregate_range<Float16, 8>'."""
     rest, names = mangled.removeprefix("_ZN").removeprefix("_Z"), []
     while digits := re.match(r"\d+", rest):
         end = digits.end() + int(digits[0])
         names.append(rest[digits.end() : end])
         rest = rest[end:]
-    argument = re.match(r"I(?:(?P<bits>[tjm])|\w*?\d(?P<dtype>[A-Z][a-z]+\d+))E", rest)
+    argument = re.match(r"I(?:(?P<bits>[tjm])|\w*?\d(?P<dtype>[A-Z][a-z]+\d+)E?(?:Li(?P<size>\d+)E)?)E", rest)
     if argument is None:
         return names[-1]
-    return f"{names[-1]}<{argument['dtype'] or {'t': 'uint16', 'j': 'uint32', 'm': 'uint64'}[argument['bits']]}>"
+    types = {"t": "uint16", "j": "uint32", "m": "uint64"}
+    given = [argument["dtype"] or types[argument["bits"]], argument["size"]]
+    return f"{names[-1]}<{', '.join(filter(None, given))}>"
 
 
 def compile_and_report(nvcc: str, arch: str, source: Path) -> list[Kernel]:

@@ -1,6 +1,6 @@
 #include "cuda/chunk.cuh"
+#include "cuda/compaction.cuh"
 #include "cuda/hash_bitmap_encode.h"
-#include "cuda/look_back.cuh"
 #include "cuda/rows.cuh"
 
 namespace zen::cuda {
@@ -8,65 +8,11 @@ namespace {
 
 struct EncodeParams {
   EncodeProblem problem;
+  CompactionParams compaction;
   int32_t rows_per_chunk;  // of the kernel for rows
-  int64_t chunks;          // of one batch item
   const void* shard;
   uint32_t* words;
   void* values;
-  int32_t* count;
-  uint32_t* ticket;
-  uint32_t* states;  // [batch, chunks]
-};
-
-struct EncodeShared {
-  uint32_t* warp_totals;  // [kWarps]
-  uint32_t* ticket;       // [1]
-  uint32_t* before;       // [1], units in the chunks before this one
-
-  __host__ __device__ explicit EncodeShared(SharedArena& arena)
-      : warp_totals(arena.take<uint32_t>(kWarps)), ticket(arena.take<uint32_t>(1)), before(arena.take<uint32_t>(1)) {}
-};
-
-// The chunk of this block, and its place among the others.
-struct EncodeBlock {
-  const EncodeParams& params;
-  const EncodeShared& shared;
-  int64_t batch;
-  int64_t chunk;
-
-  // Takes the next chunk; has a barrier.
-  __device__ EncodeBlock(const EncodeParams& params, const EncodeShared& shared) : params(params), shared(shared) {
-    const int64_t id = take_ticket(params.ticket, shared.ticket);
-    batch = id / params.chunks;
-    chunk = id - batch * params.chunks;
-  }
-
-  // As soon as it knows its number of units, so that the chunks after this one need not wait.
-  __device__ void announce(uint32_t units) const {
-    if (threadIdx.x == 0) publish(states() + chunk, partial_state(units));
-  }
-
-  // Learns how many units come before this chunk's `units`. Has a barrier.
-  __device__ int64_t place(uint32_t units) const {
-    if (warp_id() == 0) {
-      const uint32_t before = look_back_one(states(), chunk, units);
-      if (lane_id() == 0) {
-        *shared.before = before;
-        if (chunk == params.chunks - 1) params.count[batch] = static_cast<int32_t>(before + units);
-      }
-    }
-    __syncthreads();
-    return *shared.before;
-  }
-
-  // How many of this chunk's `units` fit, after `before` others.
-  __device__ uint32_t fitting(int64_t before, uint32_t units) const {
-    const int64_t room = params.problem.capacity - before;
-    return room <= 0 ? 0 : room < units ? static_cast<uint32_t>(room) : units;
-  }
-
- private:
-  __device__ uint32_t* states() const { return params.states + batch * params.chunks; }
 };
 
 template <typename Bits>
@@ -74,13 +20,14 @@ __global__ void __launch_bounds__(kThreads, 2) encode_elements(const __grid_cons
   using Chunk = ElementChunk<Bits>;
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  const EncodeShared shared(arena);
+  const CompactionShared shared(arena);
+  uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
   Bits* const staged = arena.take<Bits>(Chunk::kPerBlock);
 
   const EncodeProblem& problem = params.problem;
-  const EncodeBlock block(params, shared);
+  const CompactionBlock block(params.compaction, shared);
   const Bits* const shard = static_cast<const Bits*>(params.shard) + block.batch * problem.size;
-  const Chunk chunk(shard, block.chunk * Chunk::kPerBlock, problem.size, shared.warp_totals);
+  const Chunk chunk(shard, block.chunk * Chunk::kPerBlock, problem.size, warp_totals);
   const int64_t word = (block.chunk * kWarps + warp_id()) * Chunk::kWordsPerWarp + lane_id();
   if (lane_id() < Chunk::kWordsPerWarp && word < problem.words) {
     params.words[block.batch * problem.words + word] = chunk.word();
@@ -98,14 +45,15 @@ template <typename Bits>
 __global__ void __launch_bounds__(kThreads, 2) encode_rows(const __grid_constant__ EncodeParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  const EncodeShared shared(arena);
+  const CompactionShared shared(arena);
+  uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
   const int word_count = params.rows_per_chunk / static_cast<int>(kBitsPerWord);
   uint32_t* const words = arena.take<uint32_t>(word_count);
   uint16_t* const offsets = arena.take<uint16_t>(params.rows_per_chunk);
 
   const EncodeProblem& problem = params.problem;
   if (threadIdx.x < word_count) words[threadIdx.x] = 0;
-  const EncodeBlock block(params, shared);
+  const CompactionBlock block(params.compaction, shared);
   const int64_t first = block.chunk * params.rows_per_chunk;
   const int64_t left = problem.size - first;
   const Bits* const rows =
@@ -115,7 +63,7 @@ __global__ void __launch_bounds__(kThreads, 2) encode_rows(const __grid_constant
   const uint32_t word = threadIdx.x < word_count ? words[threadIdx.x] : 0;
   const int64_t index = first / kBitsPerWord + threadIdx.x;
   if (threadIdx.x < word_count && index < problem.words) params.words[block.batch * problem.words + index] = word;
-  const BlockSum sum = block_exclusive_sum(__popc(word), shared.warp_totals);
+  const BlockSum sum = block_exclusive_sum(__popc(word), warp_totals);
   block.announce(sum.total);
   expand_word(word, sum.before, offsets);
 
@@ -141,8 +89,9 @@ int64_t units_per_chunk(int64_t width, int64_t element_bytes) {
 template <typename Bits>
 cudaError_t launch_encode(const EncodeParams& params, cudaStream_t stream) {
   SharedArena arena = SharedArena::for_measuring();
-  EncodeShared shared(arena);
-  const int64_t blocks = params.problem.batch * params.chunks;
+  CompactionShared shared(arena);
+  arena.take<uint32_t>(kWarps);
+  const int64_t blocks = params.problem.batch * params.compaction.chunks;
   if (params.problem.width > 1) {
     arena.take<uint32_t>(params.rows_per_chunk / kBitsPerWord);
     arena.take<uint16_t>(params.rows_per_chunk);
@@ -157,7 +106,7 @@ cudaError_t launch_encode(const EncodeParams& params, cudaStream_t stream) {
 int64_t encode_scratch_bytes(int64_t size, int64_t width, int64_t element_bytes, int64_t capacity) {
   static_cast<void>(capacity);
   if (size == 0 || width == 0) return 0;
-  return kTicketBytes + ceil_div(size, units_per_chunk(width, element_bytes)) * kStateBytes;
+  return compaction_bytes(1, ceil_div(size, units_per_chunk(width, element_bytes)));
 }
 
 cudaError_t hash_bitmap_encode(const EncodeProblem& problem, Element element, const void* d_shard, uint32_t* d_words,
@@ -173,15 +122,11 @@ cudaError_t hash_bitmap_encode(const EncodeProblem& problem, Element element, co
   EncodeParams params;
   params.problem = problem;
   params.rows_per_chunk = static_cast<int32_t>(per_chunk);
-  params.chunks = ceil_div(problem.size, per_chunk);
   params.shard = d_shard;
   params.words = d_words;
   params.values = d_values;
-  params.count = d_count;
-  params.ticket = static_cast<uint32_t*>(d_scratch);
-  params.states = params.ticket + kTicketBytes / kStateBytes;
-  const size_t state_bytes = problem.batch * params.chunks * kStateBytes;
-  ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_scratch, 0, kTicketBytes + state_bytes, stream));
+  ZEN_RETURN_IF_ERROR(begin_compaction(problem.batch, ceil_div(problem.size, per_chunk), problem.capacity, d_count,
+                                       d_scratch, stream, &params.compaction));
   return visit_bits(element, [&](auto bits) { return launch_encode<decltype(bits)>(params, stream); });
 }
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "cuda/block_scan.cuh"
+#include "cuda/common/hash.h"
 
 namespace zen::cuda {
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "cuda/common/bits.h"
 #include "cuda/launch.cuh"
@@ -10,6 +11,10 @@
 namespace zen::cuda {
 
 constexpr int kVectorBytes = 16;
+
+// The unsigned integer of so many bytes.
+template <int kBytes>
+using BitsOfSize = std::conditional_t<kBytes == 2, uint16_t, std::conditional_t<kBytes == 4, uint32_t, uint64_t>>;
 
 ZEN_HOST_DEVICE bool is_aligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0;

@@ -8,12 +8,15 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
-from benchmarks import emulated_hosts, exact, network_report, workloads
+import zen_jax as zen
+from benchmarks import algorithm_1, emulated_hosts, exact, gpu_report, measure, network_report, workloads
 from benchmarks.figures import (
     breakdown,
     breakdown_measured,
@@ -25,6 +28,7 @@ from benchmarks.figures import (
     skewness,
 )
 from benchmarks.group import UNLIMITED
+from benchmarks.peers import nonzeros
 from benchmarks.problem import Problem
 
 
@@ -218,7 +222,7 @@ def test_report_says_how_much_slower_than_the_fastest_the_planned_scheme_is():
     assert network_report.choices(rows).splitlines()[1].split() == "a workload 4 64mbit zen agsparse 1.50".split()
 
 
-@pytest.mark.parametrize("module", [workloads, exact, emulated_hosts, drawing])
+@pytest.mark.parametrize("module", [workloads, exact, emulated_hosts, drawing, gpu_report])
 def test_examples_in_docstrings(module):
     assert doctest.testmod(module).failed == 0
 
@@ -307,3 +311,64 @@ def test_network_benchmark_counts_what_crosses_the_wire(tmp_path, may_emulate_ho
     assert row["case"] == "dense" and row["n"] == 2 and row["planned"]
     assert row["info_MB"] < row["wire_MB"] < 1.1 * row["info_MB"]
     assert row["median_ms"] > 0.8 * row["wire_MB"] * 8 / 2
+
+
+def test_peers_find_the_nonzeros_or_say_why_they_are_absent():
+    x = np.zeros(1000, np.float32)
+    x[[3, 500, 999]] = 1, np.nan, -2
+    for name, peer in nonzeros.find_and_take(x):
+        if isinstance(peer, nonzeros.Absent):
+            assert peer.reason, name
+        elif (found := peer()) is not None:
+            np.testing.assert_array_equal(found[0], [3, 500, 999], name)
+            np.testing.assert_array_equal(found[1], x[[3, 500, 999]], name)
+    assert nonzeros.cub_seconds(x, 1, flagged=True) == nonzeros.Absent("no GPU")
+
+
+def test_algorithm_1_extracts_what_partition_finds():
+    """For each server the same indices and values, in another order."""
+    n, x = 3, np.where(np.arange(400) % 5 == 0, np.arange(400) + 1, 0).astype(np.float32)
+    memory, counts, lost = zen.kernels.hierarchical_hash(algorithm_1.find(x, 80), n, 60, 40, 3)
+    indices, found = algorithm_1.extract(memory, 80)
+    values = algorithm_1.take(jax.numpy.asarray(x), indices.astype(np.int32), found)
+    assert int(lost) == 0
+    np.testing.assert_array_equal(found, counts)
+    kept = [np.asarray(indices[server, : found[server]]) for server in range(n)]
+    np.testing.assert_array_equal(np.sort(np.concatenate(kept)), np.flatnonzero(x))
+    for server in range(n):
+        np.testing.assert_array_equal(values[server, : found[server]], x[kept[server]])
+
+
+def test_the_gpu_report_says_what_is_met_and_what_is_missing(tmp_path):
+    kernel = {"kernel": "partition", "bytes": 8, "median_ms": 1, "min_ms": 1, "max_ms": 2, "of_copy": 0.8}
+    ceilings = {way: {"median": 1e12, "best": 1e12} for way in ("read", "write", "copy")}
+    result = {"environment": measure.environment(), "ceilings": ceilings, "elements": 100, "n": 2, "width": 1}
+    rows = [kernel | {"density": at, "of_ceiling": reached} for at, reached in ((0.01, 0.81), (0.3, 0.69))]
+    rows += [{"kernel": "cupy flatnonzero + take", "density": 0.01, "absent": "no cupy"}]
+    (tmp_path / "kernels.json").write_text(json.dumps(result | {"results": rows}))
+    gpu_report.write_report(tmp_path)
+    lines = (tmp_path / "report.md").read_text().splitlines()
+    verdicts = [line.split(" | ")[-1] for line in lines if line.startswith("| partition")]
+    assert verdicts == ["yes |", "no |"]
+    assert "| cupy flatnonzero + take | 0.01 | absent | no cupy |" in lines
+    assert lines.count("Not measured.") == 3
+    assert (tmp_path / "roofline.png").stat().st_size > 0
+
+
+def test_the_gpu_script_goes_on_where_it_stopped(tmp_path):
+    """Parts that passed are not run again; a part that it does not know is refused."""
+
+    def script(*parts):
+        environment = os.environ | {"OUT": str(tmp_path), "PYTHON": sys.executable}
+        command = [Path(__file__).parents[1] / "benchmarks" / "gpu.sh", *parts]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+
+    (tmp_path / "parts").mkdir()
+    parts = ["build", "test", "sanitize", "kernels", "dense", "many", "algorithm_1", "feedback", "all_reduce"]
+    for name in parts:
+        (tmp_path / "parts" / f"{name}.json").write_text('{"part": "x", "status": 0, "timed_out": false}')
+    done = script()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("passed before") == len(parts)
+    assert "No kernel was measured." in done.stdout
+    assert script("bench").returncode == 1

@@ -211,6 +211,35 @@ def test_aggregate_ignores_what_is_unspecified(lowering):
     assert_same_bits(shard, np.array([1, 0, 6, 0], np.float32))
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(509,), (67, 4), (0, 3)])
+def test_aggregate_encode_is_both_in_a_row(shape, dtype):
+    """For each server of a batch, to the bit, with room for all units or for some."""
+    n, divisor = 3, 3
+    size = oracle.tiles(shape[0], n)
+
+    @jax.jit
+    def run(stack):
+        push = jax.vmap(lambda x: zen.kernels.partition(x, n, max(1, size)))(stack)
+        inbox = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), push)
+        fused = lambda room: jax.vmap(  # noqa: E731
+            lambda *m: zen.kernels.aggregate_encode(*m, size, room, divisor=divisor)
+        )(*inbox)
+        return jax.vmap(lambda *m: zen.kernels.aggregate(*m, size, divisor=divisor))(*inbox), fused(7), fused(size + 1)
+
+    with jax.enable_x64(dtype == "float64"):
+        stack = sparse(np.random.default_rng(4), n, shape, 0.4, FLOATS[dtype])
+        stack[2] = -stack[0]  # sums that cancel
+        shards, *messages = (jax.tree.map(np.asarray, result) for result in run(stack))
+        for words, units, counts in messages:
+            for server in range(n):
+                expected_words, expected = oracle.hash_bitmap_encode(shards[server])
+                np.testing.assert_array_equal(words[server], expected_words)
+                assert counts[server] == len(expected)
+                filled = min(len(expected), units.shape[1])
+                assert_same_bits(units[server, :filled], expected[:filled])
+
+
 @pytest.mark.parametrize("lowering", ["public", "reference"])
 def test_decode_ignores_padding_and_missing_values(lowering):
     """Bits of units beyond the gradient and of ranks beyond the capacity give zeros, not reads out of bounds."""

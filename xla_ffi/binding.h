@@ -6,6 +6,7 @@
 #include "xla_ffi/registration.h"
 #if defined(ZEN_WITH_CUDA)
 #include "cuda/aggregate.h"
+#include "cuda/aggregate_encode.h"
 #include "cuda/hash_bitmap_decode.h"
 #include "cuda/hash_bitmap_encode.h"
 #include "cuda/partition.h"
@@ -34,6 +35,7 @@ void define_module(Module& m) {
 #if defined(ZEN_WITH_CUDA)
   m.def("partition_scratch_bytes", &cuda::partition_scratch_bytes, "Bytes for (units, width, itemsize, n, capacity).");
   m.def("aggregate_scratch_bytes", &cuda::aggregate_scratch_bytes, "Bytes for (size, width, itemsize, n, capacity).");
+  m.def("aggregate_encode_scratch_bytes", &cuda::aggregate_encode_scratch_bytes, "Bytes for (size, width, itemsize).");
   m.def("encode_scratch_bytes", &cuda::encode_scratch_bytes, "Bytes for (size, width, itemsize, capacity).");
   m.def("send_largest_scratch_bytes", &cuda::send_largest_scratch_bytes, "Bytes for (size, itemsize, chunks).");
   m.def("decode_scratch_bytes", &cuda::decode_scratch_bytes, "Bytes for (units, width, itemsize, n, capacity).");

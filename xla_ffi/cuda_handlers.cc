@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/aggregate.h"
+#include "cuda/aggregate_encode.h"
 #include "cuda/hash_bitmap_decode.h"
 #include "cuda/hash_bitmap_encode.h"
 #include "cuda/hierarchical_hash.h"
@@ -56,6 +57,22 @@ ffi::Error aggregate_handler(cudaStream_t stream, ffi::AnyBuffer positions, ffi:
   return status("zen_aggregate",
                 cuda::aggregate(*problem, element(values), divisor, data<const int32_t>(positions),
                                 values.untyped_data(), data<const int32_t>(counts), shard->untyped_data(), stream));
+}
+
+ffi::Error aggregate_encode_handler(cudaStream_t stream, ffi::AnyBuffer positions, ffi::AnyBuffer values,
+                                    ffi::AnyBuffer counts, Result words, Result units, Result count, Result scratch,
+                                    int64_t divisor, int64_t size) {
+  const auto problem = check_aggregate_encode(positions, values, counts, divisor, size, *words, *units, *count);
+  if (problem.has_error()) return problem.error();
+  const int64_t bytes =
+      cuda::aggregate_encode_scratch_bytes(size, problem->width, ffi::ByteWidth(values.element_type()));
+  if (ffi::Error error = check_scratch("zen_aggregate_encode", *scratch, problem->batch, bytes); error.failure()) {
+    return error;
+  }
+  return status("zen_aggregate_encode",
+                cuda::aggregate_encode(*problem, element(values), divisor, data<const int32_t>(positions),
+                                       values.untyped_data(), data<const int32_t>(counts), data<uint32_t>(*words),
+                                       units->untyped_data(), data<int32_t>(*count), scratch->untyped_data(), stream));
 }
 
 ffi::Error encode_handler(cudaStream_t stream, ffi::AnyBuffer shard, Result words, Result values, Result count,
@@ -145,6 +162,20 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenAggregate, zen::aggregate_handler,
                                   .Attr<int64_t>("divisor"),
                               {xla::ffi::Traits::kCmdBufferCompatible});
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenAggregateEncode, zen::aggregate_encode_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // positions
+                                  .Arg<xla::ffi::AnyBuffer>()  // values
+                                  .Arg<xla::ffi::AnyBuffer>()  // counts
+                                  .Ret<xla::ffi::AnyBuffer>()  // words
+                                  .Ret<xla::ffi::AnyBuffer>()  // units
+                                  .Ret<xla::ffi::AnyBuffer>()  // count
+                                  .Ret<xla::ffi::AnyBuffer>()  // scratch
+                                  .Attr<int64_t>("divisor")
+                                  .Attr<int64_t>("size"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHashBitmapEncode, zen::encode_handler,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
@@ -202,6 +233,7 @@ const std::vector<Registration>& registrations() {
   static const auto* const table = new std::vector<Registration>{
       {"zen_partition", ZenPartition},
       {"zen_aggregate", ZenAggregate},
+      {"zen_aggregate_encode", ZenAggregateEncode},
       {"zen_hash_bitmap_encode", ZenHashBitmapEncode},
       {"zen_hash_bitmap_decode", ZenHashBitmapDecode},
       {"zen_hierarchical_hash", ZenHierarchicalHash},

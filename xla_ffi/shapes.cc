@@ -145,6 +145,28 @@ void check_largest(Checker& check, const Dims& dims, ffi::AnyBuffer residual, ff
   check.shape("bounds", bounds, {4});
 }
 
+struct Inbox {
+  int64_t n;
+  int64_t capacity;
+  int64_t width;
+};
+
+// What every kernel that sums the workers' messages has.
+Inbox check_inbox(Checker& check, ffi::AnyBuffer positions, ffi::AnyBuffer values, ffi::AnyBuffer counts,
+                  int64_t divisor) {
+  const Dims bucket = check.first("positions", positions, 2);
+  const int64_t n = bucket[0], capacity = bucket[1], width = check.trailing("values", values, 3)[2];
+  check.dtype("positions", positions, ffi::S32);
+  check.float_dtype("values", values);
+  check.dtype("counts", counts, ffi::S32);
+  check.servers(n);
+  check.capacity(capacity);
+  check.shape("values", values, {n, capacity, width});
+  check.shape("counts", counts, {n});
+  check.in_range("divisor", divisor, 1, std::numeric_limits<int64_t>::max());
+  return {n, capacity, width};
+}
+
 template <typename Problem>
 ffi::ErrorOr<Problem> result(const Checker& check, const Problem& problem) {
   if (!check.ok()) return ffi::Unexpected(check.error());
@@ -197,20 +219,30 @@ ffi::ErrorOr<PartitionProblem> check_partition_coo(ffi::AnyBuffer indices, ffi::
 ffi::ErrorOr<AggregateProblem> check_aggregate(ffi::AnyBuffer positions, ffi::AnyBuffer values, ffi::AnyBuffer counts,
                                                int64_t divisor, ffi::AnyBuffer shard) {
   Checker check("zen_aggregate");
-  const Dims bucket = check.first("positions", positions, 2);
-  const Dims out = check.trailing("shard", shard, 2);
-  const int64_t n = bucket[0], capacity = bucket[1], size = out[0], width = out[1];
-  check.dtype("positions", positions, ffi::S32);
-  check.float_dtype("values", values);
-  check.dtype("counts", counts, ffi::S32);
+  const Inbox inbox = check_inbox(check, positions, values, counts, divisor);
+  const int64_t size = check.trailing("shard", shard, 2)[0];
   check.dtype("shard", shard, values.element_type());
-  check.servers(n);
-  check.capacity(capacity);
-  check.shape("values", values, {n, capacity, width});
-  check.shape("counts", counts, {n});
-  check.in_range("divisor", divisor, 1, std::numeric_limits<int64_t>::max());
   check.in_range("size", size, 0, kMaxPosition);
-  return result(check, AggregateProblem{check.batch(), n, capacity, width, size});
+  check.shape("shard", shard, {size, inbox.width});
+  return result(check, AggregateProblem{check.batch(), inbox.n, inbox.capacity, inbox.width, size});
+}
+
+ffi::ErrorOr<AggregateEncodeProblem> check_aggregate_encode(ffi::AnyBuffer positions, ffi::AnyBuffer values,
+                                                            ffi::AnyBuffer counts, int64_t divisor, int64_t size,
+                                                            ffi::AnyBuffer words, ffi::AnyBuffer units,
+                                                            ffi::AnyBuffer count) {
+  Checker check("zen_aggregate_encode");
+  const Inbox inbox = check_inbox(check, positions, values, counts, divisor);
+  const int64_t room = check.trailing("units", units, 2)[0];
+  check.dtype("words", words, ffi::U32);
+  check.dtype("units", units, values.element_type());
+  check.dtype("count", count, ffi::S32);
+  check.in_range("size", size, 0, kMaxPosition);
+  check.capacity(room);
+  check.shape("units", units, {room, inbox.width});
+  check.shape("count", count, {});
+  if (check.ok()) check.shape("words", words, {bitmap_words(size)});
+  return result(check, AggregateEncodeProblem{{check.batch(), inbox.n, inbox.capacity, inbox.width, size}, room});
 }
 
 ffi::ErrorOr<EncodeProblem> check_encode(ffi::AnyBuffer shard, ffi::AnyBuffer words, ffi::AnyBuffer values,

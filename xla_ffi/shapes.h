@@ -29,6 +29,11 @@ ffi::ErrorOr<PartitionProblem> check_partition_coo(ffi::AnyBuffer indices, ffi::
 ffi::ErrorOr<AggregateProblem> check_aggregate(ffi::AnyBuffer positions, ffi::AnyBuffer values, ffi::AnyBuffer counts,
                                                int64_t divisor, ffi::AnyBuffer shard);
 
+ffi::ErrorOr<AggregateEncodeProblem> check_aggregate_encode(ffi::AnyBuffer positions, ffi::AnyBuffer values,
+                                                            ffi::AnyBuffer counts, int64_t divisor, int64_t size,
+                                                            ffi::AnyBuffer words, ffi::AnyBuffer units,
+                                                            ffi::AnyBuffer count);
+
 ffi::ErrorOr<EncodeProblem> check_encode(ffi::AnyBuffer shard, ffi::AnyBuffer words, ffi::AnyBuffer values,
                                          ffi::AnyBuffer count);
 

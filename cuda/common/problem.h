@@ -22,6 +22,10 @@ struct AggregateProblem {
   int64_t size;  // units in the shard
 };
 
+struct AggregateEncodeProblem : AggregateProblem {
+  int64_t room;  // for the units that the encode finds
+};
+
 struct EncodeProblem {
   int64_t batch;
   int64_t size;  // units in the shard

@@ -102,6 +102,12 @@ inline uint32_t __ballot_sync(uint32_t, bool predicate) {
   for (int lane = 0; lane < 32; ++lane) mask |= values[lane] << lane;
   return mask;
 }
+inline uint32_t __reduce_or_sync(uint32_t, uint32_t value) {
+  const uint32_t* const values = zen::emulation::exchange(value);
+  uint32_t all = 0;
+  for (int lane = 0; lane < 32; ++lane) all |= values[lane];
+  return all;
+}
 inline bool __any_sync(uint32_t mask, bool predicate) { return __ballot_sync(mask, predicate) != 0; }
 
 template <typename T>

@@ -10,6 +10,7 @@
 #include "cuda/hash_bitmap_decode.h"
 #include "cuda/hash_bitmap_encode.h"
 #include "cuda/partition.h"
+#include "cuda/range_sums.cuh"
 #include "cuda/tests/feedback_cases.h"
 #include "cuda/tests/harness.h"
 #include "cuda/tests/sum_and_hash_cases.h"
@@ -241,9 +242,10 @@ void random_cases() {
 
 void random_sums() {
   emulation::set_schedule(rng(), static_cast<int>(pick(1, 3)));
-  const int64_t width = pick(0, 1) ? 1 : random_width();
+  const int64_t wider_than_sums = 20000;
+  const int64_t width = pick(0, 1) ? 1 : pick(0, 7) ? random_width() : wider_than_sums + 4 * pick(0, 1) + pick(0, 1);
   const int64_t n = pick(0, 3) ? pick(1, 9) : pick(250, 520);
-  const int64_t size = pick(0, std::max<int64_t>(3, 30000 / (width * n)));
+  const int64_t size = pick(0, std::max<int64_t>(3, 100000 / (width * n)));
   const AggregateProblem p = {pick(1, 2), n, pick(0, 1) ? size + 1 : pick(1, 50), width, size};
   const int64_t divisor = pick(0, 1) ? 1 : pick(2, 9);
   const double density = random_density();
@@ -259,6 +261,13 @@ void random_sums() {
       static_cast<uint32_t>(rng()));
 }
 
+// Ranges as large as a block's sums.
+void test_large_shard() {
+  emulation::set_schedule(rng(), 3);
+  const int64_t size = kRangesAtLeast * kSums<Float32> + 77;
+  test_aggregate<float, float>({1, 3, size / 500, 1, size}, Element::kFloat32, 0.001, 1);
+}
+
 }  // namespace
 }  // namespace zen::cuda
 
@@ -267,6 +276,7 @@ int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 8;
   zen::cuda::rng.seed(argc > 2 ? std::atoi(argv[2]) : 7);
   zen::cuda::test_small_divisor();
+  zen::cuda::test_large_shard();
   for (int i = 0; i < rounds; ++i) {
     zen::cuda::random_cases<uint16_t>();
     zen::cuda::random_cases<uint32_t>();

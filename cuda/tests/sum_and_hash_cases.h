@@ -1,4 +1,4 @@
-// Oracles of aggregate and hierarchical_hash.
+// Oracles of aggregate, alone and with encode, and of hierarchical_hash.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "cuda/aggregate.h"
+#include "cuda/aggregate_encode.h"
+#include "cuda/common/bits.h"
 #include "cuda/common/hash.h"
 #include "cuda/hierarchical_hash.h"
 #include "cuda/tests/harness.h"
@@ -41,6 +43,43 @@ struct Stored<Bf16> {
   }
 };
 
+// Workers' messages, and the shard that is their sum.
+template <typename T, typename Sum>
+struct Inbox {
+  Buffer<int32_t> positions;
+  Buffer<T> values;
+  Buffer<int32_t> counts;
+  std::vector<T> shard;
+
+  Inbox(const AggregateProblem& p, double density, int64_t divisor)
+      : positions(p.batch * p.n * p.capacity, -7), values(p.batch * p.n * p.capacity * p.width), counts(p.batch * p.n) {
+    std::vector<Sum> sums(p.batch * p.size * p.width, Sum{0});
+    const int64_t stray = pick(0, 3) == 0 ? pick(1, 9) : 0;   // positions beyond the shard
+    const int64_t most = pick(0, 1) ? 900 : 1;                // small values cancel often
+    for (int64_t bucket = 0; bucket < p.batch * p.n; ++bucket) {
+      int64_t count = 0;
+      for (int64_t t = -stray; t < p.size + stray; ++t) {
+        if (uniform() >= density) continue;
+        if (count < p.capacity) {
+          const int64_t at = bucket * p.capacity + count;
+          positions[at] = static_cast<int32_t>(t);
+          for (int64_t i = 0; i < p.width; ++i) {
+            const int scale = most == 1 ? 0 : static_cast<int>(pick(-6, 3));
+            const double value = std::ldexp(double(pick(-most, most)), scale);
+            const T stored = Stored<T>::make(value == 0 && pick(0, 1) ? -0.0 : value);
+            values[at * p.width + i] = stored;
+            if (t >= 0 && t < p.size)
+              sums[(bucket / p.n * p.size + t) * p.width + i] += static_cast<Sum>(Stored<T>::read(stored));
+          }
+        }
+        ++count;
+      }
+      counts[bucket] = static_cast<int32_t>(count);
+    }
+    for (const Sum sum : sums) shard.push_back(Stored<T>::make(sum * (Sum{1} / static_cast<Sum>(divisor))));
+  }
+};
+
 template <typename T, typename Sum>
 void test_aggregate(const AggregateProblem& p, Element element, double density, int64_t divisor) {
   char name[200];
@@ -48,37 +87,44 @@ void test_aggregate(const AggregateProblem& p, Element element, double density, 
                 "aggregate of element %d: batch %ld n %ld capacity %ld width %ld size %ld density %g divisor %ld",
                 int(element), long(p.batch), long(p.n), long(p.capacity), long(p.width), long(p.size), density,
                 long(divisor));
-  Buffer<int32_t> positions(p.batch * p.n * p.capacity, -7);
-  Buffer<T> values(p.batch * p.n * p.capacity * p.width);
-  Buffer<int32_t> counts(p.batch * p.n);
-  std::vector<Sum> sums(p.batch * p.size * p.width, Sum{0});
-  const int64_t stray = pick(0, 3) == 0 ? pick(1, 9) : 0;  // positions beyond the shard
-  for (int64_t bucket = 0; bucket < p.batch * p.n; ++bucket) {
-    int64_t count = 0;
-    for (int64_t t = -stray; t < p.size + stray; ++t) {
-      if (uniform() >= density) continue;
-      if (count < p.capacity) {
-        const int64_t at = bucket * p.capacity + count;
-        positions[at] = static_cast<int32_t>(t);
-        for (int64_t i = 0; i < p.width; ++i) {
-          const T value = Stored<T>::make(std::ldexp(double(pick(-900, 900)), int(pick(-6, 3))));
-          values[at * p.width + i] = value;
-          if (t >= 0 && t < p.size)
-            sums[(bucket / p.n * p.size + t) * p.width + i] += static_cast<Sum>(Stored<T>::read(value));
-        }
-      }
-      ++count;
-    }
-    counts[bucket] = static_cast<int32_t>(count);
-  }
+  Inbox<T, Sum> inbox(p, density, divisor);
   Buffer<T> shard(p.batch * p.size * p.width);
-  CHECK(aggregate(p, element, divisor, positions.data(), values.data(), counts.data(), shard.data(), nullptr) ==
-            cudaSuccess,
+  CHECK(aggregate(p, element, divisor, inbox.positions.data(), inbox.values.data(), inbox.counts.data(), shard.data(),
+                  nullptr) == cudaSuccess,
         "%s", name);
   for (int64_t i = 0; i < shard.size(); ++i) {
-    const T expected = Stored<T>::make(divisor == 1 ? sums[i] : sums[i] * (Sum{1} / static_cast<Sum>(divisor)));
-    CHECK(std::memcmp(&shard[i], &expected, sizeof(T)) == 0, "%g, expected %g, at %ld of %s", Stored<T>::read(shard[i]),
-          Stored<T>::read(expected), long(i), name);
+    CHECK(std::memcmp(&shard[i], &inbox.shard[i], sizeof(T)) == 0, "%g, expected %g, at %ld of %s",
+          Stored<T>::read(shard[i]), Stored<T>::read(inbox.shard[i]), long(i), name);
+  }
+
+  const int64_t room = pick(0, 1) ? p.size + 1 : pick(1, 40);
+  const int64_t words = bitmap_words(p.size);
+  const T unwritten = Stored<T>::make(12345);
+  Buffer<uint32_t> bitmap(p.batch * words, 0xabababab);
+  Buffer<T> units(p.batch * room * p.width, unwritten);
+  Buffer<int32_t> count(p.batch, -7);
+  Buffer<uint32_t> scratch(
+      (p.batch * aggregate_encode_scratch_bytes(p.size, p.width, element_bytes(element)) + 3) / 4, 0xdeadbeef);
+  CHECK(aggregate_encode({p, room}, element, divisor, inbox.positions.data(), inbox.values.data(), inbox.counts.data(),
+                         bitmap.data(), units.data(), count.data(), scratch.data(), nullptr) == cudaSuccess,
+        "encode, %s", name);
+  for (int64_t b = 0; b < p.batch; ++b) {
+    std::vector<uint32_t> expected_bitmap(words);
+    std::vector<T> expected_units(room * p.width, unwritten);
+    int32_t expected_count = 0;
+    for (int64_t t = 0; t < p.size; ++t) {
+      const T* const row = inbox.shard.data() + (b * p.size + t) * p.width;
+      if (std::all_of(row, row + p.width, [](T x) { return Stored<T>::read(x) == 0; })) continue;
+      expected_bitmap[t / 32] |= 1u << (t % 32);
+      if (expected_count < room) std::copy(row, row + p.width, expected_units.begin() + expected_count * p.width);
+      ++expected_count;
+    }
+    CHECK(count[b] == expected_count, "count %d, expected %d, room %ld, encode, %s", count[b], expected_count,
+          long(room), name);
+    CHECK(std::equal(expected_bitmap.begin(), expected_bitmap.end(), bitmap.data() + b * words), "bitmap, encode, %s",
+          name);
+    CHECK(std::memcmp(expected_units.data(), units.data() + b * room * p.width, room * p.width * sizeof(T)) == 0,
+          "units, room %ld, encode, %s", long(room), name);
   }
 }
 

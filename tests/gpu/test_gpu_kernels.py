@@ -63,16 +63,49 @@ def test_partition_for_many_servers(n, width):
     check_buckets(actual, reference("partition", x, n=n, capacity=9, seed=SEED), 9)
 
 
+def inbox(n, size, capacity, width, dtype):
+    """Messages of n workers: positions, values, counts."""
+    rng = np.random.default_rng(width)
+    counts = rng.integers(0, capacity, n, np.int32)
+    counts[n // 2] = capacity + 5  # a message that did not fit
+    positions = np.sort(np.stack([rng.permutation(size)[:capacity] for _ in range(n)]).astype(np.int32))
+    return positions, rng.normal(size=(n, capacity, width)).astype(dtype), counts
+
+
+@pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
+@pytest.mark.parametrize("width", [*WIDTHS, 20_000])
+@pytest.mark.parametrize("room", [10, 50_000])
+def test_aggregate_encode_is_both_in_a_row(room, width, dtype):
+    """Shards of many blocks, of rows narrow and wide, and of rows wider than what a block sums at once."""
+    n, size = (9, 50_011 // width) if width < 1000 else (3, 37)
+    messages = inbox(n, size, max(size // 4, 1), width, dtype)
+    room = min(room, size)
+    run = jax.jit(lambda *messages: zen.kernels.aggregate_encode(*messages, size, room, divisor=3))
+    words, units, count = run(*messages)
+    expected_words, expected_units, expected_count = reference(
+        "aggregate_encode", *messages, size=size, capacity=room, divisor=3
+    )
+    np.testing.assert_array_equal(words, expected_words)
+    assert int(count) == expected_count
+    filled = min(int(count), room)
+    assert_same_bits(units[:filled], expected_units[:filled])
+
+
+def test_aggregate_encode_of_many_workers():
+    n, size, capacity = 700, 40_000, 150
+    messages = inbox(n, size, capacity, 1, np.float32)
+    words, units, count = jax.jit(lambda *messages: zen.kernels.aggregate_encode(*messages, size, size))(*messages)
+    expected = reference("aggregate_encode", *messages, size=size, capacity=size)
+    np.testing.assert_array_equal(words, expected[0])
+    assert_same_bits(units[: int(count)], expected[1][: int(expected[2])])
+
+
 @pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("divisor", [1, 3])
 def test_aggregate_adds_in_worker_order(divisor, width, dtype):
     n, size, capacity = 9, 20_011 // width, 5_000 // width
-    rng = np.random.default_rng(width)
-    counts = rng.integers(0, capacity, n, np.int32)
-    counts[n // 2] = capacity + 5  # a message that did not fit
-    positions = np.sort(np.stack([rng.permutation(size)[:capacity] for _ in range(n)]).astype(np.int32))
-    values = rng.normal(size=(n, capacity, width)).astype(dtype)
+    positions, values, counts = inbox(n, size, capacity, width, dtype)
     run = jax.jit(lambda *message: zen.kernels.aggregate(*message, size, divisor=divisor))
     shard = run(positions, values, counts)
     assert_same_bits(shard, reference("aggregate", positions, values, counts, size=size, divisor=divisor))
@@ -124,7 +157,7 @@ def test_hierarchical_hash(r1, r2):
             np.testing.assert_array_equal(np.sort(found), np.sort(expected[partition]))
 
 
-def exchange(n, capacity):
+def exchange(n, capacity, fused=True):
     """All of one synchronisation on one device: stack [n, U(, D)] to its sum, batched where there are n of a kernel."""
 
     @jax.jit
@@ -132,8 +165,10 @@ def exchange(n, capacity):
         size = stack.shape[1]
         message = jax.vmap(lambda x: zen.kernels.partition(x, n, capacity, seed=SEED))(stack)
         inbox = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), message)
-        shards = jax.vmap(lambda p, v, c: zen.kernels.aggregate(p, v, c, oracle.tiles(size, n)))(*inbox)
-        words, values, _ = jax.vmap(lambda shard: zen.kernels.hash_bitmap_encode(shard, capacity))(shards)
+        tiles = oracle.tiles(size, n)
+        together = lambda *inbox: zen.kernels.aggregate_encode(*inbox, tiles, capacity)  # noqa: E731
+        in_a_row = lambda *inbox: zen.kernels.hash_bitmap_encode(zen.kernels.aggregate(*inbox, tiles), capacity)  # noqa: E731
+        words, values, _ = jax.vmap(together if fused else in_a_row)(*inbox)
         return zen.kernels.hash_bitmap_decode(words, values, size, seed=SEED)
 
     return run
@@ -148,10 +183,11 @@ def test_batched_exchange_is_a_sum(shape, dtype):
     assert_same_bits(out, stack.astype(np.float64).sum(0).astype(dtype))
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("shape", [(200_003,), (2_003, 96)])
-def test_a_hundred_replays_with_fresh_and_moved_buffers(shape):
+def test_a_hundred_replays_with_fresh_and_moved_buffers(shape, fused):
     n = 4
-    run, kept = exchange(n, capacity=shape[0]), []
+    run, kept = exchange(n, capacity=shape[0], fused=fused), []
     for step in range(100):
         stack = sparse(np.random.default_rng(step), n, shape, step % 10 / 10, np.float32)
         out = run(stack)

@@ -1,11 +1,13 @@
 """The kernels: each a typed function with CUDA, CPU and pure-JAX lowerings.
 
-`send_drawn`, `send_reaching`, `list_largest` and `partition_coo` have no CUDA of their own.
+`send_drawn`, `send_reaching`, `list_largest` and `partition_coo` have no CUDA of their own. `aggregate_encode` is one
+kernel on CUDA and two in a row elsewhere.
 
 They agree bit for bit, but for sums of subnormals, which XLA flushes to zero where pure JAX runs on a CPU.
 """
 
 from zen_jax.kernels.aggregate import aggregate as aggregate
+from zen_jax.kernels.aggregate_encode import aggregate_encode as aggregate_encode
 from zen_jax.kernels.error_feedback import list_largest as list_largest
 from zen_jax.kernels.error_feedback import send_drawn as send_drawn
 from zen_jax.kernels.error_feedback import send_largest as send_largest

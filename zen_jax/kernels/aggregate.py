@@ -38,13 +38,8 @@ def aggregate(positions: Array, values: Array, counts: Array, size: int, *, divi
 
     Source: ZEN (OSDI 2025), section 3.1, the server's part of Push.
     """
-    check_float("values", values.dtype)
-    check_rank("values", values.shape, (2, 3))
+    check_messages(positions, values, counts, size, divisor)
     n, capacity, *row = values.shape
-    check_shape("positions", positions.shape, (n, capacity))
-    check_shape("counts", counts.shape, (n,))
-    check_at_least("size", size, 0)
-    check_at_least("divisor", divisor, 1)
     rows = values.reshape(n, capacity, *(row or (1,)))
     width = rows.shape[2]
     (shard,) = custom_call_or(
@@ -56,6 +51,17 @@ def aggregate(positions: Array, values: Array, counts: Array, size: int, *, divi
         divisor=np.int64(divisor),
     )
     return shard.reshape(size, *row)
+
+
+def check_messages(positions: Array, values: Array, counts: Array, size: int, divisor: int) -> None:
+    """Refuses messages that cannot be summed into `size` units."""
+    check_float("values", values.dtype)
+    check_rank("values", values.shape, (2, 3))
+    n, capacity = values.shape[:2]
+    check_shape("positions", positions.shape, (n, capacity))
+    check_shape("counts", counts.shape, (n,))
+    check_at_least("size", size, 0)
+    check_at_least("divisor", divisor, 1)
 
 
 def reference(positions: Array, values: Array, counts: Array, size: int, *, divisor: int = 1) -> Array:

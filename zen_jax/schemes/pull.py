@@ -16,6 +16,7 @@ from zen_jax.formats import bitmap, coo, hash_bitmap
 from zen_jax.formats.words import WORD_BYTES, from_words, to_words, words_for
 from zen_jax.kernels._bits import bitmap_words, pack_bits
 from zen_jax.schemes.partitioning import Partitioning
+from zen_jax.schemes.push import Received
 
 Shard = tuple[Array, ...]
 """What `encode` keeps of a shard for `pack`."""
@@ -32,8 +33,8 @@ class PullFormat(Protocol):
     def message_bytes(self, capacity: int) -> int:
         """Bytes of header and body, with room for `capacity` units."""
 
-    def encode(self, shard: Array, axis_name: AxisName) -> tuple[Array, Array, Shard]:
-        """The header uint32 [H] without the count, the number of non-zero units, and what `pack` needs."""
+    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Shard]:
+        """Of the sum: header uint32 [H] without the count, number of non-zero units, what `pack` needs."""
 
     def pack(self, shard: Shard, count: Array, capacity: int) -> Array:
         """The body uint32 [B] with room for `capacity` units."""
@@ -53,8 +54,8 @@ class HashBitmap:
     def message_bytes(self, capacity: int) -> int:
         return hash_bitmap.message_bytes(self.partitioning.size, capacity, self.width, self.dtype)
 
-    def encode(self, shard: Array, axis_name: AxisName) -> tuple[Array, Array, Shard]:
-        words, values, count = kernels.hash_bitmap_encode(shard, self.partitioning.size)
+    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Shard]:
+        words, values, count = received.hash_bitmap(self.partitioning.size)
         return words, count, (values,)
 
     def pack(self, shard: Shard, count: Array, capacity: int) -> Array:
@@ -71,8 +72,8 @@ class Bitmap(HashBitmap):
     def message_bytes(self, capacity: int) -> int:
         return hash_bitmap.message_bytes(self.partitioning.units, capacity, self.width, self.dtype)
 
-    def encode(self, shard: Array, axis_name: AxisName) -> tuple[Array, Array, Shard]:
-        words, count, kept = super().encode(shard, axis_name)
+    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Shard]:
+        words, count, kept = super().encode(received, axis_name)
         own = self._indices()[lax.axis_index(axis_name)][None]
         held = bitmap.get_bits(words[None], jnp.arange(self.partitioning.size, dtype=jnp.int32)[None])
         return bitmap.set_bits(own, held, self.partitioning.units)[0], count, kept
@@ -97,7 +98,8 @@ class Coo:
     def message_bytes(self, capacity: int) -> int:
         return WORD_BYTES + coo.message_bytes(capacity, self.width, self.dtype)
 
-    def encode(self, shard: Array, axis_name: AxisName) -> tuple[Array, Array, Shard]:
+    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Shard]:
+        shard = received.shard()
         positions, values, counts = kernels.partition(shard, 1, self.partitioning.size)
         return _no_words(shard), counts[0], (positions, values)
 
@@ -121,7 +123,8 @@ class Dense:
     def message_bytes(self, capacity: int) -> int:
         return WORD_BYTES * (1 + words_for(self.partitioning.size * self.width, self.dtype))
 
-    def encode(self, shard: Array, axis_name: AxisName) -> tuple[Array, Array, Shard]:
+    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Shard]:
+        shard = received.shard()
         count = kernels.partition(shard, 1, 1)[2][0]
         return _no_words(shard), count, (shard,)
 

@@ -1,5 +1,7 @@
 """Push: every worker's buckets go to their servers, each of which sums what it gets into its shard, in worker order."""
 
+from typing import NamedTuple, Protocol
+
 import jax.numpy as jnp
 
 from zen_jax import _axis, kernels
@@ -11,6 +13,44 @@ from zen_jax.schemes.partitioning import each_decoded
 PUSH_FORMATS = ("coo", "bitmap", "auto")
 
 
+class Received(Protocol):
+    """What a server got from all workers, to be taken as the pull needs it."""
+
+    def shard(self) -> Array:
+        """The sum [T, D]."""
+
+    def hash_bitmap(self, capacity: int) -> tuple[Array, Array, Array]:
+        """`kernels.hash_bitmap_encode` of the sum."""
+
+
+class Messages(NamedTuple):
+    """COO messages of n workers: with a sparse pull their sum is never written as a shard."""
+
+    positions: Array  # int32 [n, C]
+    values: Array  # [n, C, D]
+    counts: Array  # int32 [n]
+    size: int
+    divisor: int
+
+    def shard(self) -> Array:
+        return kernels.aggregate(*self[:4], divisor=self.divisor)
+
+    def hash_bitmap(self, capacity: int) -> tuple[Array, Array, Array]:
+        return kernels.aggregate_encode(*self[:4], capacity, divisor=self.divisor)
+
+
+class Summed(NamedTuple):
+    """The sum itself [T, D]."""
+
+    sum: Array
+
+    def shard(self) -> Array:
+        return self.sum
+
+    def hash_bitmap(self, capacity: int) -> tuple[Array, Array, Array]:
+        return kernels.hash_bitmap_encode(self.sum, capacity)
+
+
 def message_bytes(push_format: str, size: int, capacity: int, width: int, dtype: jnp.dtype) -> int:
     """Bytes of a message to one server of `size` units, with room for `capacity` of `width` elements."""
     each = {
@@ -20,7 +60,9 @@ def message_bytes(push_format: str, size: int, capacity: int, width: int, dtype:
     return min(each.values()) if push_format == "auto" else each[push_format]
 
 
-def push(push_format: str, buckets: tuple[Array, Array, Array], size: int, axis_name: AxisName, divisor: int) -> Array:
+def push(
+    push_format: str, buckets: tuple[Array, Array, Array], size: int, axis_name: AxisName, divisor: int
+) -> Received:
     """Exchanges messages of as many units as the buckets have room for.
 
     Args:
@@ -31,7 +73,7 @@ def push(push_format: str, buckets: tuple[Array, Array, Array], size: int, axis_
       divisor: what sums are divided by.
 
     Returns:
-      This server's shard [T, D].
+      What this server got, whose sum is its shard [T, D].
     """
     positions, values, counts = buckets
     (_, capacity), width, dtype = positions.shape, values.shape[2], values.dtype
@@ -39,6 +81,6 @@ def push(push_format: str, buckets: tuple[Array, Array, Array], size: int, axis_
         push_format = min(("coo", "bitmap"), key=lambda name: message_bytes(name, size, capacity, width, dtype))
     if push_format == "coo":
         received = _axis.all_to_all(coo.pack(positions, values, counts), axis_name)
-        return kernels.aggregate(*coo.unpack(received, capacity, width, dtype), size, divisor=divisor)
+        return Messages(*coo.unpack(received, capacity, width, dtype), size, divisor)
     received = _axis.all_to_all(bitmap.pack(positions, values, counts, size), axis_name)
-    return sum_in_order(each_decoded(*bitmap.unpack(received, size, capacity, width, dtype), size), divisor)
+    return Summed(sum_in_order(each_decoded(*bitmap.unpack(received, size, capacity, width, dtype), size), divisor))

@@ -18,7 +18,7 @@ from zen_jax.info import Info, make_info
 from zen_jax.schemes.dense import dense_bytes, dense_ordered
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
 from zen_jax.schemes.partitioning import Partitioning
-from zen_jax.schemes.pull import PullFormat, pull_format
+from zen_jax.schemes.pull import PullFormat, Shard, pull_format
 from zen_jax.schemes.push import message_bytes, push
 from zen_jax.schemes.request import Request
 from zen_jax.sparse import SparseGradient, densified, is_sparse
@@ -142,10 +142,11 @@ def _exchange_sparse(
     pull_rungs = ladder(partitioning.size, request.planned(1), unit_bytes)
     pull_rungs = tuple(sorted({max(capacity, pulled.smallest_room) for capacity in pull_rungs}))
 
-    def push_with(capacity: int) -> Callable[..., Array]:
-        def branch(positions: Array, values: Array, counts: Array) -> Array:
+    def push_with(capacity: int) -> Callable[..., tuple[Array, Array, Shard]]:
+        def branch(positions: Array, values: Array, counts: Array) -> tuple[Array, Array, Shard]:
             cut = positions[:, :capacity], values[:, :capacity], counts
-            return push(request.push_format, cut, partitioning.size, axis_name, request.divisor(n))
+            received = push(request.push_format, cut, partitioning.size, axis_name, request.divisor(n))
+            return pulled.encode(received, axis_name)
 
         return branch
 
@@ -157,8 +158,7 @@ def _exchange_sparse(
         return branch
 
     push_rung = rung_for(fullest, push_rungs)
-    summed = lax.switch(push_rung, [push_with(c) for c in push_rungs], *buckets)
-    words, count, shard = pulled.encode(summed, axis_name)
+    words, count, shard = lax.switch(push_rung, [push_with(c) for c in push_rungs], *buckets)
     # The count goes with the header: one collective less.
     headers, shard_counts = hash_bitmap.unpack_bitmap(
         _axis.all_gather(hash_bitmap.pack_bitmap(words, count), axis_name)

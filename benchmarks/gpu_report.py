@@ -1,0 +1,163 @@
+"""The report on a GPU's measurements: a table of targets and peers, and a roofline, from the JSON of `gpu.sh`'s parts.
+
+    python -m benchmarks.gpu_report build/gpu-results
+
+Writes report.md and roofline.png beside the JSON. What was not measured is said to be so.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import drawing
+
+Row = dict[str, Any]
+
+KERNEL_RESULTS = ("kernels", "kernels-dense", "kernels-n128", "kernels-rows")
+# Least share of the floor's speed, as far as density `up to`.
+TARGETS = {
+    "partition": [(0.052, 0.8), (0.4, 0.7)],
+    "hash_bitmap_decode": [(1, 0.85)],
+    "aggregate_encode": [(1, 0.6)],
+}
+# Least time as a multiple of partition's.
+PEERS = {"CUB DeviceSelect::Flagged": 1 / 1.1, "torch.nonzero + index_select": 3, "jnp.nonzero + take": 10}
+FEEDBACK_TARGET = 0.8
+
+
+def target_of(row: Row) -> float | None:
+    """What a kernel's row should reach, if anything.
+
+    >>> target_of({"kernel": "partition", "density": 0.2}), target_of({"kernel": "aggregate", "density": 0.2})
+    (0.7, None)
+    """
+    return next((least for up_to, least in TARGETS.get(row["kernel"], []) if row["density"] <= up_to), None)
+
+
+def kernel_lines(result: Row) -> list[Row]:
+    """Each kernel of a result of benchmarks.kernels: time, bytes, share of the ceiling, target."""
+    lines = []
+    for row in result["results"]:
+        if "bytes" not in row:
+            continue
+        target = target_of(row)
+        line = {key: row[key] for key in ("kernel", "density", "median_ms", "min_ms", "max_ms")}
+        line |= {"GB": round(row["bytes"] / 1e9, 3), "of ceiling": row["of_ceiling"], "of copy": row["of_copy"]}
+        lines.append(line | verdict(row["of_ceiling"], target))
+    return lines
+
+
+def peer_lines(result: Row) -> list[Row]:
+    """Each peer: its time, and how many times as long as zen_jax's kernel it takes."""
+    lines = []
+    for row in result["results"]:
+        if "bytes" in row:
+            continue
+        line = {"peer": row["kernel"], "density": row["density"]}
+        if "absent" in row:
+            lines.append(line | {"median_ms": "absent", "times ours": row["absent"]})
+            continue
+        times = row.get("times_partition", row.get("times_aggregate"))
+        line |= {"median_ms": row["median_ms"], "times ours": times}
+        lines.append(line | verdict(times, PEERS.get(row["kernel"])))
+    return lines
+
+
+def feedback_lines(result: Row) -> list[Row]:
+    """The sparsifiers' error feedback and selection."""
+    lines = []
+    for row in result["results"]:
+        share = round(1 / row.get("of 20|G|", row["times_floor"]), 3)  # with a velocity there is more to move
+        target = FEEDBACK_TARGET if row["sparsifier"] in ("dgc", "top_k") else None
+        line = {key: row[key] for key in ("sparsifier", "density", "median_ms")}
+        lines.append(line | {"of ceiling": share} | verdict(share, target))
+    return lines
+
+
+def all_reduce_lines(ours: Row, pure_jax: Row) -> list[Row]:
+    """A whole emulated all-reduce with the kernels and without them."""
+    return [
+        {"all-reduce": name, "ms": round(ms, 3), "pure JAX ms": round(pure, 3), "times ours": round(pure / ms, 2)}
+        for name, ms in ours["whole_ms"].items()
+        for pure in [pure_jax["whole_ms"][name]]
+    ]
+
+
+def verdict(reached: float, target: float | None) -> Row:
+    if target is None:
+        return {"target": "", "met": ""}
+    return {"target": f">= {target:.2f}", "met": "yes" if reached >= target else "no"}
+
+
+def markdown(rows: list[Row]) -> str:
+    """Rows as a table."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = [columns, ["---"] * len(columns)] + [[str(row.get(column, "")) for column in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def draw_roofline(results: Sequence[Row], figure: Any) -> None:
+    """A panel for each number of servers and width: rates at which the kernels move their bytes, and the ceilings."""
+    settings = list(dict.fromkeys((result["n"], result["width"]) for result in results))
+    figure.set_size_inches(5 * len(settings) + 1, 5)
+    panels = figure.subplots(1, len(settings), sharey=True, squeeze=False)[0]
+    for axes, (n, width) in zip(panels, settings, strict=True):
+        members = [result for result in results if (result["n"], result["width"]) == (n, width)]
+        rows = [row for result in members for row in result["results"] if "bytes" in row]
+        rows = [row | {"rate": row["bytes"] / row["median_ms"] / 1e6} for row in rows]
+        rows.sort(key=lambda row: (row["kernel"], row["density"]))
+        drawing.lines(axes, rows, "density", "rate", "kernel")
+        for (way, rate), style in zip(members[0]["ceilings"].items(), ("-", "--", ":"), strict=True):
+            axes.axhline(rate["median"] / 1e9, color="black", linestyle=style, linewidth=1, label=f"{way} ceiling")
+        axes.set_xlabel("density")
+        axes.set_title(f"n = {n}, units of {width}", fontsize="small")
+    panels[0].set_ylabel("GB/s moved at least")
+    panels[0].set_ylim(bottom=0)
+    panels[-1].legend(fontsize="x-small")
+
+
+def write_report(folder: Path) -> None:
+    """report.md and roofline.png in `folder`, from the JSON there."""
+
+    def load(name: str) -> Row | None:
+        path = folder / f"{name}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    kernels = [result for name in KERNEL_RESULTS if (result := load(name))]
+    sections: list[tuple[str, list[Row] | None]] = []
+    for result in kernels:
+        size = f"{result['elements']:.4g} float32, n = {result['n']}, width {result['width']}"
+        sections += [(f"Kernels: {size}", kernel_lines(result)), (f"Peers: {size}", peer_lines(result))]
+    algorithm, feedback = load("algorithm_1"), load("sparsifiers")
+    ours, pure_jax = load("all_reduce"), load("all_reduce-pure-jax")
+    sections += [
+        ("Algorithm 1", algorithm and algorithm["results"]),
+        ("Error feedback and selection", feedback and feedback_lines(feedback)),
+        ("A whole all-reduce, emulated", all_reduce_lines(ours, pure_jax) if ours and pure_jax else None),
+    ]
+    text = ["# Measurements on a GPU"]
+    if kernels:
+        environment, ceilings = kernels[0]["environment"], kernels[0]["ceilings"]
+        facts = [f"{environment['device']}, driver {environment['driver']}"]
+        facts += [f"{name} {version}" for name, version in environment["versions"].items() if version]
+        rates = [f"{way} {rate['median'] / 1e12:.2f}" for way, rate in ceilings.items()]
+        text += [", ".join(facts) + ".", f"Ceilings in TB/s: {', '.join(rates)}."]
+        drawing.save(draw_roofline, kernels, folder / "roofline.png")
+        text.append("![Rates under the measured ceilings](roofline.png)")
+    else:
+        text.append("No kernel was measured.")
+    for heading, rows in sections:
+        text += [f"## {heading}", markdown(rows) if rows else "Not measured."]
+    (folder / "report.md").write_text("\n\n".join(text) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    write_report(parser.parse_args().folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""What finds and takes the non-zeros of a tensor elsewhere, and what sums messages elsewhere, each as it is best used.
+
+A peer that this machine lacks is an `Absent` with the reason, so that no table leaves it out without saying so.
+"""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+NVCC_PLACES = "/usr/local/cuda/bin"
+
+
+class Absent(NamedTuple):
+    """Why a peer does not run here."""
+
+    reason: str
+
+
+Peer = Callable[[], Any] | Absent
+
+
+def find_and_take(x: np.ndarray) -> Iterator[tuple[str, Peer]]:
+    """Name and call for each way to the indices and the values of the non-zeros of x float32 [U]."""
+    yield "numpy flatnonzero + take", _numpy(x)
+    yield "jnp.nonzero + take", _jnp(x)
+    yield "torch.nonzero + index_select", _or_absent(_torch, x)
+    yield "cupy flatnonzero + take", _or_absent(_cupy, x)
+
+
+def _on_gpu() -> bool:
+    return jax.default_backend() == "gpu"
+
+
+def _or_absent(peer: Callable[[np.ndarray], Peer], x: np.ndarray) -> Peer:
+    try:
+        return peer(x)
+    except Exception as error:  # a library that is there and does not work is as good as absent
+        return Absent(f"{type(error).__name__}: {error}")
+
+
+def _numpy(x: np.ndarray) -> Peer:
+    if jax.default_backend() != "cpu":
+        return Absent("it runs on CPUs alone")
+
+    def run() -> tuple[np.ndarray, np.ndarray]:
+        indices = np.flatnonzero(x != 0)
+        return indices, x[indices]
+
+    return run
+
+
+def _jnp(x: np.ndarray) -> Peer:
+    device, count = jnp.asarray(x), int(np.count_nonzero(x))
+
+    @jax.jit
+    def nonzero(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        indices = jnp.nonzero(x, size=count)[0]
+        return indices, x[indices]
+
+    return lambda: nonzero(device)
+
+
+def _torch(x: np.ndarray) -> Peer:
+    import torch
+
+    if _on_gpu() and not torch.cuda.is_available():
+        return Absent("torch without CUDA")
+    tensor = torch.from_numpy(x).to("cuda" if _on_gpu() else "cpu")
+
+    def run() -> None:
+        torch.index_select(tensor, 0, torch.nonzero(tensor).squeeze(1))
+        if _on_gpu():
+            torch.cuda.synchronize()
+
+    return run
+
+
+def _cupy(x: np.ndarray) -> Peer:
+    import cupy
+
+    if not _on_gpu():
+        return Absent("no GPU")
+    device = cupy.asarray(x)
+
+    def run() -> None:
+        device.take(cupy.flatnonzero(device))
+        cupy.cuda.Device().synchronize()
+
+    return run
+
+
+def cub_seconds(x: np.ndarray, repeats: int, *, flagged: bool) -> list[float] | Absent:
+    """Times of CUB's DeviceSelect, ::Flagged or ::If, on x float32 [U], between events on the GPU."""
+    if not _on_gpu():
+        return Absent("no GPU")
+    library = _cub()
+    if isinstance(library, Absent):
+        return library
+    seconds, count = (ctypes.c_double * repeats)(), ctypes.c_int32()
+    nonzeros = int(np.count_nonzero(x))
+    error = library.cub_select(
+        x.ctypes.data, x.size, max(nonzeros, 1), int(flagged), repeats, seconds, ctypes.byref(count)
+    )
+    if error:
+        return Absent(library.cub_error(error).decode())
+    if count.value != nonzeros:
+        raise AssertionError(f"CUB selects {count.value} of {nonzeros} non-zeros")
+    return list(seconds)
+
+
+def _cub() -> ctypes.CDLL | Absent:
+    """cub_select.cu, compiled for this machine's GPU."""
+    nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc", path=f"{os.environ.get('PATH', '')}:{NVCC_PLACES}")
+    if nvcc is None:
+        return Absent("no nvcc")
+    source = Path(__file__).with_name("cub_select.cu")
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "cub_select.so"
+        command = [nvcc, "-std=c++17", "-O3", "-arch=native", "-shared", "-Xcompiler", "-fPIC", source, "-o", made]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            return Absent(f"{source.name} does not compile: {done.stderr.strip()[-500:]}")
+        library = ctypes.CDLL(str(made))
+    library.cub_error.restype = ctypes.c_char_p
+    pointer, integer = ctypes.c_void_p, ctypes.c_int32
+    library.cub_select.argtypes = [pointer, integer, integer, ctypes.c_int, ctypes.c_int, pointer, pointer]
+    return library
+
+
+def scatter_add(positions: jax.Array, values: jax.Array, counts: jax.Array, size: int) -> Callable[[], jax.Array]:
+    """XLA's scatter-add of all workers' entries at once, in whatever order: [n, C], [n, C, D], [n] to [size, D]."""
+    filled = jnp.arange(positions.shape[1])[None] < counts[:, None]
+    where = jnp.where(filled, positions, size).reshape(-1)
+    addends = values.reshape(-1, values.shape[2])
+    add = jax.jit(lambda where, addends: jnp.zeros((size, addends.shape[1])).at[where].add(addends, mode="drop"))
+    return lambda: add(where, addends)

@@ -1,0 +1,160 @@
+#include "cuda/aggregate_encode.h"
+#include "cuda/compaction.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/range_sums.cuh"
+
+namespace zen::cuda {
+namespace {
+
+struct AggregateEncodeParams {
+  SumParams sums;
+  CompactionParams compaction;
+  int64_t words;  // of one batch item's bitmap
+  uint32_t* bitmap;
+  void* units;
+};
+
+// A range's bitmap, and how many of its units are non-zero before each word.
+struct RangeBitmap {
+  uint32_t* words;   // [kThreads]
+  uint32_t* before;  // [kThreads]
+  uint32_t* warp_totals;
+
+  __host__ __device__ explicit RangeBitmap(SharedArena& arena)
+      : words(arena.take<uint32_t>(kThreads)),
+        before(arena.take<uint32_t>(kThreads)),
+        warp_totals(arena.take<uint32_t>(kWarps)) {}
+
+  // Sets the bit of each row of the range that has a non-zero sum. A warp looks at 32 packs and ORs what its lanes saw;
+  // 32 rows are a multiple of 32 packs, so the bits of its rows are in one word.
+  template <typename Sums, typename Sum>
+  __device__ void mark(const Sums& sums, const SumParams& params, Sum reciprocal) const {
+    const SmallDivisor& packs = params.packs;
+    const uint32_t slots = params.rows * packs.divisor;
+    for (uint32_t base = warp_id() * kWarpSize; base < slots; base += kThreads) {
+      const uint32_t slot = base + lane_id();
+      const uint32_t row = packs.quotient(slot);
+      const bool nonzero = slot < slots && is_nonzero_pack(sums.result(slot, reciprocal));
+      const uint32_t bits = __reduce_or_sync(kFullWarp, nonzero ? 1u << (row % kBitsPerWord) : 0);
+      if (lane_id() == 0 && bits != 0) atomicOr(words + row / kBitsPerWord, bits);
+    }
+  }
+
+  // Ranks the marked rows; returns their number. Starts and ends with a barrier.
+  __device__ uint32_t rank() const {
+    __syncthreads();
+    const BlockSum sum = block_exclusive_sum(__popc(words[threadIdx.x]), warp_totals);
+    before[threadIdx.x] = sum.before;
+    __syncthreads();
+    return sum.total;
+  }
+
+  // To the item's bitmap, which is zero where ranges are smaller than a word.
+  __device__ void store(int64_t first_row, int32_t rows, uint32_t* bitmap, int64_t bitmap_words) const {
+    const int64_t word = first_row / kBitsPerWord + threadIdx.x;
+    if (rows < kBitsPerWord) {
+      if (threadIdx.x == 0) atomicOr(bitmap + word, words[0] << (first_row % kBitsPerWord));
+    } else if (threadIdx.x < rows / kBitsPerWord && word < bitmap_words) {
+      bitmap[word] = words[threadIdx.x];
+    }
+  }
+
+ private:
+  template <typename Pack>
+  __device__ static bool is_nonzero_pack(const Pack& pack) {
+    using Bits = BitsOfSize<sizeof(pack.at[0])>;
+    Bits bits[sizeof(pack) / sizeof(Bits)];
+    memcpy(bits, &pack, sizeof(pack));
+    bool nonzero = false;
+#pragma unroll
+    for (const Bits each : bits) nonzero |= is_nonzero(each);
+    return nonzero;
+  }
+};
+
+// Rows wider than a block's sums are summed twice, range by range of columns: to see whether they are zero, and to be
+// written once it is known where.
+template <typename Dtype, int kPackSize>
+__global__ void __launch_bounds__(kThreads, 2)
+    aggregate_encode_range(const __grid_constant__ AggregateEncodeParams params) {
+  ZEN_DYNAMIC_SHARED(memory);
+  SharedArena arena(memory);
+  RangeSums<Dtype, kPackSize> sums(arena);
+  const RangeBitmap bitmap(arena);
+  const CompactionShared shared(arena);
+
+  const AggregateProblem& problem = params.sums.problem;
+  const SmallDivisor& packs = params.sums.packs;
+  const auto reciprocal = reciprocal_of<typename Dtype::Sum>(params.sums.divisor);
+  bitmap.words[threadIdx.x] = 0;
+  const CompactionBlock block(params.compaction, shared);
+  int64_t before = 0;
+  uint32_t fitting = 0;
+
+  const int64_t column_ranges = params.sums.column_ranges;
+  const int64_t steps = column_ranges == 1 ? 1 : 2 * column_ranges;
+  for (int64_t step = 0; step < steps; ++step) {
+    sums.sum(params.sums, block.batch, block.chunk, step < column_ranges ? step : step - column_ranges);
+    if (step < column_ranges) bitmap.mark(sums, params.sums, reciprocal);
+    if (step == column_ranges - 1) {
+      const uint32_t units = bitmap.rank();
+      block.announce(units);
+      bitmap.store(sums.first_row(), params.sums.rows, params.bitmap + block.batch * params.words, params.words);
+      before = block.place(units);
+      fitting = block.fitting(before, units);
+    }
+    if (step + column_ranges < steps) continue;
+
+    auto* const units = static_cast<typename Dtype::Stored*>(params.units) +
+                        (block.batch * params.compaction.capacity + before) * problem.width;
+    for (uint32_t i = threadIdx.x; i < params.sums.rows * packs.divisor; i += kThreads) {
+      const uint32_t row = packs.quotient(i);
+      const uint32_t word = bitmap.words[row / kBitsPerWord], bit = 1u << (row % kBitsPerWord);
+      const uint32_t rank = bitmap.before[row / kBitsPerWord] + __popc(word & (bit - 1));
+      const int64_t column = sums.first_column() + packs.remainder(i, row) * kPackSize;
+      if (!(word & bit) || rank >= fitting || column >= problem.width) continue;
+      store_pack(units + rank * problem.width + column, sums.result(i, reciprocal));
+    }
+  }
+}
+
+}  // namespace
+
+int64_t aggregate_encode_scratch_bytes(int64_t size, int64_t width, int64_t element_bytes) {
+  if (size == 0 || width == 0) return 0;
+  return compaction_bytes(1, ceil_div(size, rows_per_range(size, width, element_bytes == 8 ? 8 : 4)));
+}
+
+cudaError_t aggregate_encode(const AggregateEncodeProblem& problem, Element element, int64_t divisor,
+                             const int32_t* d_positions, const void* d_values, const int32_t* d_counts,
+                             uint32_t* d_words, void* d_units, int32_t* d_count, void* d_scratch, cudaStream_t stream) {
+  if (problem.batch == 0) return cudaSuccess;
+  const int64_t words = bitmap_words(problem.size);
+  const bool empty = problem.size == 0 || problem.width == 0;
+  if (empty) ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_count, 0, problem.batch * sizeof(int32_t), stream));
+  const int64_t rows = empty ? 0 : rows_per_range(problem.size, problem.width, element == Element::kFloat64 ? 8 : 4);
+  if (rows < kBitsPerWord && words > 0) {
+    ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_words, 0, problem.batch * words * sizeof(uint32_t), stream));
+  }
+  if (empty) return cudaSuccess;
+  const bool vectors = fits_vectors(problem.width, element_bytes(element), d_values, d_units);
+  return visit_dtype_and_pack(element, vectors, [&](auto dtype, auto pack) {
+    using Dtype = decltype(dtype);
+    constexpr int kPackSize = decltype(pack)::value;
+    SharedArena arena = SharedArena::for_measuring();
+    RangeSums<Dtype, kPackSize> sums(arena);
+    RangeBitmap bitmap(arena);
+    CompactionShared shared(arena);
+    AggregateEncodeParams params;
+    params.sums = cut_into_ranges<Dtype, kPackSize>(problem, divisor, d_positions, d_values, d_counts);
+    params.words = words;
+    params.bitmap = d_words;
+    params.units = d_units;
+    ZEN_RETURN_IF_ERROR(begin_compaction(problem.batch, params.sums.row_ranges, problem.room, d_count, d_scratch,
+                                         stream, &params.compaction));
+    const int64_t blocks = problem.batch * params.sums.row_ranges;
+    return launch(aggregate_encode_range<Dtype, kPackSize>, blocks, arena.used(), stream, params);
+  });
+}
+
+}  // namespace zen::cuda

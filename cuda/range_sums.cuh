@@ -1,0 +1,301 @@
+// What a block does to sum a range of a shard: the workers' addends, in worker order, into shared memory.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "cuda/accumulate.cuh"
+#include "cuda/block_scan.cuh"
+#include "cuda/common/bits.h"
+#include "cuda/common/divide.h"
+#include "cuda/common/problem.h"
+#include "cuda/element.h"
+#include "cuda/look_back.cuh"
+#include "cuda/vectors.cuh"
+
+namespace zen::cuda {
+
+// Room of a block for sums: a range of positions, times a range of columns where units are rows.
+constexpr int32_t kSumBytes = 64 << 10;
+
+template <typename Dtype>
+constexpr int32_t kSums = kSumBytes / static_cast<int32_t>(sizeof(typename Dtype::Sum));
+
+// Ranges that a shard is cut into if it is large enough: two for each multiprocessor of an H200.
+constexpr int64_t kRangesAtLeast = 264;
+
+// Workers whose entries are looked up at once.
+constexpr int32_t kWorkersAtOnce = kThreads / 2;
+
+// Elements of a row that a thread moves together: 16 bytes of them where all rows are multiples of that, else one.
+template <typename Dtype, int kSize>
+struct Pack {
+  typename Dtype::Stored at[kSize];
+};
+
+template <typename Dtype>
+constexpr int kVectorPack = kVectorBytes / static_cast<int>(sizeof(typename Dtype::Stored));
+
+// The workers' messages and how their sum is cut into ranges, one for each block.
+struct SumParams {
+  AggregateProblem problem;
+  int64_t divisor;
+  int32_t rows;        // positions of a range: a multiple of 32, or a power of two below
+  SmallDivisor packs;  // of a range's row
+  int64_t row_ranges;  // of one batch item
+  int64_t column_ranges;
+  const int32_t* positions;
+  const void* values;
+  const int32_t* counts;
+};
+
+// Positions of a range: as many as a block has room for sums, of `sum_bytes` each, but fewer where that would leave
+// multiprocessors idle.
+inline int64_t rows_per_range(int64_t size, int64_t width, int64_t sum_bytes) {
+  const int64_t sums = kSumBytes / sum_bytes;
+  int64_t rows = sums / std::min(width, sums);
+  if (rows >= kBitsPerWord) {
+    return std::min(rows / kBitsPerWord, ceil_div(size, kRangesAtLeast * kBitsPerWord)) * kBitsPerWord;
+  }
+  while (rows & (rows - 1)) rows &= rows - 1;
+  return rows;
+}
+
+template <typename Dtype, int kPackSize>
+SumParams cut_into_ranges(const AggregateProblem& problem, int64_t divisor, const int32_t* d_positions,
+                          const void* d_values, const int32_t* d_counts) {
+  const int64_t columns = std::min<int64_t>(problem.width, kSums<Dtype>);
+  const int64_t rows = rows_per_range(problem.size, problem.width, sizeof(typename Dtype::Sum));
+  SumParams params;
+  params.problem = problem;
+  params.divisor = divisor;
+  params.rows = static_cast<int32_t>(rows);
+  params.packs = SmallDivisor(static_cast<uint32_t>(columns / kPackSize));
+  params.row_ranges = ceil_div(problem.size, rows);
+  params.column_ranges = ceil_div(problem.width, columns);
+  params.positions = d_positions;
+  params.values = d_values;
+  params.counts = d_counts;
+  return params;
+}
+
+// Whether rows of this width are moved in vectors, from and to these places.
+inline bool fits_vectors(int64_t width, int64_t element_bytes, const void* d_from, const void* d_to) {
+  return width * element_bytes % kVectorBytes == 0 && is_aligned(d_from) && is_aligned(d_to);
+}
+
+// The first of `count` ascending positions that is not below `bound`. The lanes of a group look for it together, each
+// at another place, and all lanes of a warp call this.
+__device__ inline uint32_t lower_bound(const LookBackGroup& group, const int32_t* positions, uint32_t count,
+                                       int64_t bound) {
+  uint32_t low = 0;
+  while (__any_sync(kFullWarp, count > 0)) {
+    const uint32_t stride = count / (group.lanes + 1) + 1;
+    const uint32_t probe = (group.lane + 1) * stride - 1;
+    const uint32_t below = __popc(group.ballot(probe < count && positions[low + probe] < bound));
+    low += below * stride;
+    count = min(stride - 1, count - below * stride);
+  }
+  return low;
+}
+
+// The sums of one range.
+template <typename Dtype, int kPackSize>
+class RangeSums {
+ public:
+  using Stored = typename Dtype::Stored;
+  using Sum = typename Dtype::Sum;
+  using StoredPack = Pack<Dtype, kPackSize>;
+
+  __host__ __device__ explicit RangeSums(SharedArena& arena)
+      : sums_(arena.take<Sum>(kSums<Dtype>)),
+        begins_(arena.take<uint32_t>(kThreads)),
+        starts_(arena.take<uint32_t>(kWorkersAtOnce + 1)),
+        warp_totals_(arena.take<uint32_t>(kWarps)) {}
+
+  // Sums the range of `row_range` and `column_range` of a batch item; a barrier ends it.
+  __device__ void sum(const SumParams& params, int64_t batch, int64_t row_range, int64_t column_range) {
+    const AggregateProblem& problem = params.problem;
+    first_row_ = row_range * params.rows;
+    first_column_ = column_range * params.packs.divisor * kPackSize;
+    __syncthreads();  // what was here before may still be read
+    auto* const vectors = reinterpret_cast<uint4*>(sums_);
+    for (int32_t i = threadIdx.x; i < kSumBytes / kVectorBytes; i += kThreads) vectors[i] = make_uint4(0, 0, 0, 0);
+    for (int64_t worker = 0; worker < problem.n; worker += kWorkersAtOnce) {
+      const int64_t left = problem.n - worker;
+      const int32_t workers = left < kWorkersAtOnce ? static_cast<int32_t>(left) : kWorkersAtOnce;
+      const int64_t first_bucket = batch * problem.n + worker;
+      find_entries(params, first_bucket, workers);
+      add_in_order(params, first_bucket * problem.capacity, workers);
+    }
+  }
+
+  // Pack `slot` of the range, which holds rows of params.packs.divisor packs, divided and rounded. Packs beyond the
+  // tensor, and beyond the range's rows, are zero.
+  __device__ StoredPack result(uint32_t slot, Sum reciprocal) const {
+    StoredPack pack;
+#pragma unroll
+    for (int k = 0; k < kPackSize; ++k) pack.at[k] = Dtype::round(sums_[slot * kPackSize + k] * reciprocal);
+    return pack;
+  }
+
+  __device__ int64_t first_row() const { return first_row_; }
+  __device__ int64_t first_column() const { return first_column_; }
+
+ private:
+  // Addends that a thread has on their way from memory.
+  static constexpr int kInFlight = kPackSize == 1 ? 4 : 2;
+
+  // A pack of a worker's entry. Nothing of it is looked at before its turn, so that loading it waits for nothing.
+  struct Addend {
+    int32_t worker;  // -1 for none
+    int32_t pack;
+    int32_t position;
+    StoredPack values;
+  };
+
+  // Where the workers' entries for this range begin, and how many addends the workers before each have: addend i of
+  // the range is a pack of the worker w with starts[w] <= i < starts[w + 1].
+  __device__ void find_entries(const SumParams& params, int64_t first_bucket, int32_t workers) {
+    const AggregateProblem& problem = params.problem;
+    int lanes = kWarpSize;
+    while (lanes * 2 * workers > kThreads) lanes /= 2;
+    const LookBackGroup group(lanes);
+    const int32_t sought = static_cast<int32_t>(threadIdx.x) / lanes;
+    const bool wanted = sought < 2 * workers;
+    const int64_t bucket = first_bucket + (wanted ? sought / 2 : 0);
+    const int64_t count = wanted ? params.counts[bucket] : 0;
+    const int64_t held = count < 0 ? 0 : count < problem.capacity ? count : problem.capacity;
+    const int64_t rows_left = problem.size - first_row_;
+    const int32_t rows = rows_left < params.rows ? static_cast<int32_t>(rows_left) : params.rows;
+    const uint32_t found = lower_bound(group, params.positions + bucket * problem.capacity,
+                                       static_cast<uint32_t>(held), first_row_ + (sought % 2 ? rows : 0));
+    if (wanted && group.lane == 0) begins_[sought] = found;
+    __syncthreads();
+    const int32_t w = static_cast<int32_t>(threadIdx.x);
+    uint32_t addends = 0;
+    if (w < workers) {
+      const uint32_t begin = begins_[2 * w], end = begins_[2 * w + 1];
+      // Positions that break the order may name more entries than rows.
+      addends = end < begin ? 0 : min(end - begin, static_cast<uint32_t>(params.rows)) * params.packs.divisor;
+    }
+    const BlockSum sum = block_exclusive_sum(addends, warp_totals_);
+    if (w <= workers) starts_[w] = sum.before;
+    __syncthreads();
+  }
+
+  // A worker's positions are distinct, so its addends go to different sums and need no atomics; a barrier between
+  // workers keeps their order. The threads take addends in turn whoever they belong to, so that workers with few of
+  // them leave no thread idle.
+  __device__ void add_in_order(const SumParams& params, int64_t first_entry, int32_t workers) {
+    const uint32_t total = starts_[workers];
+    uint32_t next = threadIdx.x;
+    int32_t owner = 0;
+    const auto load = [&]() -> Addend {
+      while (owner < workers && next >= starts_[owner + 1]) ++owner;
+      Addend addend;
+      addend.worker = -1;
+      if (owner < workers) addend = load_addend(params, first_entry, owner, next - starts_[owner]);
+      next += kThreads;
+      return addend;
+    };
+    Addend addends[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) addends[k] = load();
+    int32_t turn = 0;  // the worker whose addends are being added, the same in all threads
+    for (uint32_t step = 0; step < total; step += kInFlight * kThreads) {
+#pragma unroll
+      for (int k = 0; k < kInFlight; ++k) {
+        const Addend addend = addends[k];
+        addends[k] = load();
+        const uint32_t end = step + (k + 1) * kThreads;
+        for (;;) {
+          if (addend.worker == turn) add(params, addend);
+          if (turn == workers || starts_[turn + 1] > end) break;  // the next step has more of this worker's
+          do ++turn;
+          while (turn < workers && starts_[turn + 1] == starts_[turn]);
+          __syncthreads();
+        }
+      }
+    }
+  }
+
+  __device__ Addend load_addend(const SumParams& params, int64_t first_entry, int32_t worker, uint32_t i) const {
+    const uint32_t entry = params.packs.quotient(i);
+    const uint32_t pack = params.packs.remainder(i, entry);
+    const int64_t column = first_column_ + pack * kPackSize;
+    Addend addend;
+    addend.worker = column < params.problem.width ? worker : -1;
+    if (addend.worker < 0) return addend;
+    const int64_t at = first_entry + worker * params.problem.capacity + begins_[2 * worker] + entry;
+    addend.pack = static_cast<int32_t>(pack);
+    addend.position = params.positions[at];
+    const auto* const from = static_cast<const Stored*>(params.values) + at * params.problem.width + column;
+    if constexpr (kPackSize == 1) {
+      addend.values.at[0] = *from;
+    } else {
+      const uint4 raw = __ldcs(reinterpret_cast<const uint4*>(from));
+      memcpy(&addend.values, &raw, sizeof(raw));
+    }
+    return addend;
+  }
+
+  // A position that breaks the order may lie outside the range: it is ignored.
+  __device__ void add(const SumParams& params, const Addend& addend) {
+    const int64_t row = addend.position - first_row_;
+    if (row < 0 || row >= params.rows || addend.position >= params.problem.size) return;
+    const uint32_t slot = static_cast<uint32_t>(row) * params.packs.divisor + addend.pack;
+#pragma unroll
+    for (int k = 0; k < kPackSize; ++k) sums_[slot * kPackSize + k] += Dtype::widen(addend.values.at[k]);
+  }
+
+  Sum* sums_;
+  uint32_t* begins_;  // [2 * kWorkersAtOnce], begin and end of each worker's entries
+  uint32_t* starts_;
+  uint32_t* warp_totals_;
+  int64_t first_row_ = 0;
+  int64_t first_column_ = 0;
+};
+
+// Stores a pack of a row.
+template <typename Dtype, int kPackSize>
+__device__ inline void store_pack(typename Dtype::Stored* to, const Pack<Dtype, kPackSize>& pack) {
+  if constexpr (kPackSize == 1) {
+    *to = pack.at[0];
+  } else {
+    uint4 raw;
+    memcpy(&raw, &pack, sizeof(raw));
+    *reinterpret_cast<uint4*>(to) = raw;
+  }
+}
+
+// Multiplied, not divided, as XLA compiles the division of pmean.
+template <typename Sum>
+ZEN_HOST_DEVICE Sum reciprocal_of(int64_t divisor) {
+  return Sum{1} / static_cast<Sum>(divisor);
+}
+
+// Returns launch(dtype, pack size), both as types, for an element and rows that fit vectors or do not.
+template <typename Launch>
+cudaError_t visit_dtype_and_pack(Element element, bool vectors, Launch launch) {
+  const auto with = [&](auto dtype) {
+    using Dtype = decltype(dtype);
+    return vectors ? launch(dtype, std::integral_constant<int, kVectorPack<Dtype>>())
+                   : launch(dtype, std::integral_constant<int, 1>());
+  };
+  switch (element) {
+    case Element::kFloat32:
+      return with(Float32());
+    case Element::kFloat64:
+      return with(Float64());
+    case Element::kFloat16:
+      return with(Float16());
+    case Element::kBfloat16:
+      return with(Bfloat16());
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace zen::cuda
