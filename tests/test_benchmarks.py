@@ -238,12 +238,14 @@ def test_figures_have_rows_of_plain_numbers(figure, monkeypatch):
 
 
 def test_measured_breakdown_goes_step_by_step(tmp_path):
-    where = {"workload": "w", "n": 4, "rate": "1mbit"}
     cases = {"dense": 1.0, **{case: 2.0 + i for i, case in enumerate(breakdown_measured.STEPS)}}
-    rows = [where | {"case": case, "median_ms": 9 / s, "speed_up": s} for case, s in reversed(cases.items())]
-    for name, kept in (("whole.json", rows), ("without ablation.json", rows[-2:])):
-        (tmp_path / name).write_text(json.dumps({"rows": kept}))
-    options = SimpleNamespace(network=[tmp_path / "whole.json", tmp_path / "without ablation.json"])
+    rows = [
+        {"workload": name, "n": 4, "rate": "1mbit", "case": case, "median_ms": 9.0, "speed_up": cases[case]}
+        for name, kept in (("whole", cases), ("without ablation", ("dense", "zen")))
+        for case in kept
+    ]
+    (tmp_path / "network.json").write_text(json.dumps({"rows": rows}))
+    options = SimpleNamespace(network=[tmp_path / "network.json"])
     found = breakdown_measured.rows(options)
     assert [(row["with"], row["speed-up"]) for row in found] == [
         ("contiguous, COO", 2.0),

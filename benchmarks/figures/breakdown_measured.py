@@ -17,17 +17,17 @@ STEPS = {
 
 
 def rows(options: argparse.Namespace) -> list[Row]:
-    found = []
-    for path in options.network:
-        measured = [row for row in json.loads(path.read_text())["rows"] if "speed_up" in row and row["case"] in STEPS]
-        if {row["case"] for row in measured} == set(STEPS):
-            measured.sort(key=lambda row: (row["workload"], row["n"], row["rate"], list(STEPS).index(row["case"])))
-            found += [
-                {key: row[key] for key in ("workload", "n", "rate")}
-                | {"with": STEPS[row["case"]], "ms": row["median_ms"], "speed-up": row["speed_up"]}
-                for row in measured
-            ]
-    return found
+    measured = [row for path in options.network for row in json.loads(path.read_text())["rows"]]
+    by_place: dict[tuple, dict[str, Row]] = {}
+    for row in measured:
+        by_place.setdefault((row["workload"], row["n"], row["rate"]), {})[row["case"]] = row
+    return [
+        dict(zip(("workload", "n", "rate"), place, strict=True))
+        | {"with": title, "ms": cases[case]["median_ms"], "speed-up": cases[case]["speed_up"]}
+        for place, cases in by_place.items()
+        if cases.keys() >= STEPS.keys() | {"dense"}
+        for case, title in STEPS.items()
+    ]
 
 
 def draw(rows: Sequence[Row], figure: Any) -> None:
