@@ -91,13 +91,6 @@ def verdict(reached: float, target: float | None) -> Row:
     return {"target": f">= {target:.2f}", "met": "yes" if reached >= target else "no"}
 
 
-def markdown(rows: list[Row]) -> str:
-    """Rows as a table."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    lines = [columns, ["---"] * len(columns)] + [[str(row.get(column, "")) for column in columns] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def draw_roofline(results: Sequence[Row], figure: Any) -> None:
     """A panel for each number of servers and width: rates at which the kernels move their bytes, and the ceilings."""
     settings = list(dict.fromkeys((result["n"], result["width"]) for result in results))
@@ -149,7 +142,7 @@ def write_report(folder: Path) -> None:
     else:
         text.append("No kernel was measured.")
     for heading, rows in sections:
-        text += [f"## {heading}", markdown(rows) if rows else "Not measured."]
+        text += [f"## {heading}", drawing.markdown(rows).rstrip() if rows else "Not measured."]
     (folder / "report.md").write_text("\n\n".join(text) + "\n")
 
 
