@@ -28,3 +28,10 @@ def strict(request):
     promotion = "standard" if request.node.get_closest_marker("promoting") else "strict"
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion(promotion):
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forgetful():
+    """What a module compiled goes with it: all modules' programs would fill gigabytes."""
+    yield
+    jax.clear_caches()
