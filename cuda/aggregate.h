@@ -10,9 +10,6 @@
 
 namespace zen::cuda {
 
-// Aggregate needs no scratch; this says so in the words of the other primitives.
-inline int64_t aggregate_scratch_bytes(int64_t, int64_t, int64_t, int64_t, int64_t) { return 0; }
-
 // positions [batch, n, capacity], values [batch, n, capacity, width] and counts [batch, n] to shard
 // [batch, size, width]: the sum over workers 0, 1, ... of the value at each position, from +0, times 1 / divisor.
 // Float64 sums in float64, the others in float32, and rounds once. Positions ascend strictly within a worker's first

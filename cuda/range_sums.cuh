@@ -4,15 +4,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
-#include "cuda/accumulate.cuh"
 #include "cuda/block_scan.cuh"
 #include "cuda/common/bits.h"
 #include "cuda/common/divide.h"
 #include "cuda/common/problem.h"
-#include "cuda/element.h"
 #include "cuda/look_back.cuh"
+#include "cuda/packs.cuh"
 #include "cuda/vectors.cuh"
 
 namespace zen::cuda {
@@ -28,15 +26,6 @@ constexpr int64_t kRangesAtLeast = 264;
 
 // Workers whose entries are looked up at once.
 constexpr int32_t kWorkersAtOnce = kThreads / 2;
-
-// Elements of a row that a thread moves together: 16 bytes of them where all rows are multiples of that, else one.
-template <typename Dtype, int kSize>
-struct Pack {
-  typename Dtype::Stored at[kSize];
-};
-
-template <typename Dtype>
-constexpr int kVectorPack = kVectorBytes / static_cast<int>(sizeof(typename Dtype::Stored));
 
 // The workers' messages and how their sum is cut into ranges, one for each block.
 struct SumParams {
@@ -79,11 +68,6 @@ SumParams cut_into_ranges(const AggregateProblem& problem, int64_t divisor, cons
   params.values = d_values;
   params.counts = d_counts;
   return params;
-}
-
-// Whether rows of this width are moved in vectors, from and to these places.
-inline bool fits_vectors(int64_t width, int64_t element_bytes, const void* d_from, const void* d_to) {
-  return width * element_bytes % kVectorBytes == 0 && is_aligned(d_from) && is_aligned(d_to);
 }
 
 // The first of `count` ascending positions that is not below `bound`. The lanes of a group look for it together, each
@@ -259,43 +243,10 @@ class RangeSums {
   int64_t first_column_ = 0;
 };
 
-// Stores a pack of a row.
-template <typename Dtype, int kPackSize>
-__device__ inline void store_pack(typename Dtype::Stored* to, const Pack<Dtype, kPackSize>& pack) {
-  if constexpr (kPackSize == 1) {
-    *to = pack.at[0];
-  } else {
-    uint4 raw;
-    memcpy(&raw, &pack, sizeof(raw));
-    *reinterpret_cast<uint4*>(to) = raw;
-  }
-}
-
 // Multiplied, not divided, as XLA compiles the division of pmean.
 template <typename Sum>
 ZEN_HOST_DEVICE Sum reciprocal_of(int64_t divisor) {
   return Sum{1} / static_cast<Sum>(divisor);
-}
-
-// Returns launch(dtype, pack size), both as types, for an element and rows that fit vectors or do not.
-template <typename Launch>
-cudaError_t visit_dtype_and_pack(Element element, bool vectors, Launch launch) {
-  const auto with = [&](auto dtype) {
-    using Dtype = decltype(dtype);
-    return vectors ? launch(dtype, std::integral_constant<int, kVectorPack<Dtype>>())
-                   : launch(dtype, std::integral_constant<int, 1>());
-  };
-  switch (element) {
-    case Element::kFloat32:
-      return with(Float32());
-    case Element::kFloat64:
-      return with(Float64());
-    case Element::kFloat16:
-      return with(Float16());
-    case Element::kBfloat16:
-      return with(Bfloat16());
-  }
-  return cudaErrorInvalidValue;
 }
 
 }  // namespace zen::cuda

@@ -5,7 +5,6 @@
 
 #include "xla_ffi/registration.h"
 #if defined(ZEN_WITH_CUDA)
-#include "cuda/aggregate.h"
 #include "cuda/aggregate_encode.h"
 #include "cuda/hash_bitmap_decode.h"
 #include "cuda/hash_bitmap_encode.h"
@@ -34,7 +33,6 @@ void define_module(Module& m) {
         "Version (major, minor) of the XLA FFI headers that this was built with.");
 #if defined(ZEN_WITH_CUDA)
   m.def("partition_scratch_bytes", &cuda::partition_scratch_bytes, "Bytes for (units, width, itemsize, n, capacity).");
-  m.def("aggregate_scratch_bytes", &cuda::aggregate_scratch_bytes, "Bytes for (size, width, itemsize, n, capacity).");
   m.def("aggregate_encode_scratch_bytes", &cuda::aggregate_encode_scratch_bytes, "Bytes for (size, width, itemsize).");
   m.def("encode_scratch_bytes", &cuda::encode_scratch_bytes, "Bytes for (size, width, itemsize, capacity).");
   m.def("send_largest_scratch_bytes", &cuda::send_largest_scratch_bytes, "Bytes for (size, itemsize, chunks).");

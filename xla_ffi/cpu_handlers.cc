@@ -218,6 +218,17 @@ ffi::Error send_reaching_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ff
   });
 }
 
+// What sending and listing the largest take.
+auto bind_largest() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::AnyBuffer>()   // update
+      .Arg<ffi::AnyBuffer>()   // residual
+      .Arg<ffi::AnyBuffer>()   // velocity
+      .Arg<ffi::AnyBuffer>()   // scale
+      .Arg<ffi::AnyBuffer>();  // bounds
+}
+
 }  // namespace
 }  // namespace zen
 
@@ -280,13 +291,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHierarchicalHash, zen::hierarchical_hash_handle
                                   .Attr<uint32_t>("seed"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendLargest, zen::send_largest_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()   // update
-                                  .Arg<xla::ffi::AnyBuffer>()   // residual
-                                  .Arg<xla::ffi::AnyBuffer>()   // velocity
-                                  .Arg<xla::ffi::AnyBuffer>()   // scale
-                                  .Arg<xla::ffi::AnyBuffer>()   // bounds
+                              zen::bind_largest()
                                   .Ret<xla::ffi::AnyBuffer>()   // sent
                                   .Ret<xla::ffi::AnyBuffer>()   // new_residual
                                   .Ret<xla::ffi::AnyBuffer>()   // new_velocity
@@ -295,13 +300,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendLargest, zen::send_largest_handler,
                                   .Attr<int64_t>("chunks"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenListLargest, zen::list_largest_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()   // update
-                                  .Arg<xla::ffi::AnyBuffer>()   // residual
-                                  .Arg<xla::ffi::AnyBuffer>()   // velocity
-                                  .Arg<xla::ffi::AnyBuffer>()   // scale
-                                  .Arg<xla::ffi::AnyBuffer>()   // bounds
+                              zen::bind_largest()
                                   .Ret<xla::ffi::AnyBuffer>()   // indices
                                   .Ret<xla::ffi::AnyBuffer>()   // values
                                   .Ret<xla::ffi::AnyBuffer>()   // count

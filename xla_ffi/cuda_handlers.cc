@@ -50,10 +50,9 @@ ffi::Error partition_handler(cudaStream_t stream, ffi::AnyBuffer x, Result posit
 }
 
 ffi::Error aggregate_handler(cudaStream_t stream, ffi::AnyBuffer positions, ffi::AnyBuffer values,
-                             ffi::AnyBuffer counts, Result shard, Result scratch, int64_t divisor) {
+                             ffi::AnyBuffer counts, Result shard, int64_t divisor) {
   const auto problem = check_aggregate(positions, values, counts, divisor, *shard);
   if (problem.has_error()) return problem.error();
-  if (ffi::Error error = check_scratch("zen_aggregate", *scratch, problem->batch, 0); error.failure()) return error;
   return status("zen_aggregate",
                 cuda::aggregate(*problem, element(values), divisor, data<const int32_t>(positions),
                                 values.untyped_data(), data<const int32_t>(counts), shard->untyped_data(), stream));
@@ -158,7 +157,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenAggregate, zen::aggregate_handler,
                                   .Arg<xla::ffi::AnyBuffer>()  // values
                                   .Arg<xla::ffi::AnyBuffer>()  // counts
                                   .Ret<xla::ffi::AnyBuffer>()  // shard
-                                  .Ret<xla::ffi::AnyBuffer>()  // scratch
                                   .Attr<int64_t>("divisor"),
                               {xla::ffi::Traits::kCmdBufferCompatible});
 

@@ -304,8 +304,8 @@ ffi::ErrorOr<HierarchicalHashProblem> check_hierarchical_hash(ffi::AnyBuffer ind
 
 ffi::ErrorOr<FeedbackProblem> check_send_largest(ffi::AnyBuffer update, int64_t rank,
                                                  ffi::AnyBuffer residual, ffi::AnyBuffer velocity, ffi::AnyBuffer scale,
-                                                 ffi::AnyBuffer bounds, int64_t chunks, ffi::AnyBuffer sent, ffi::AnyBuffer new_residual,
-                                                 ffi::AnyBuffer new_velocity) {
+                                                 ffi::AnyBuffer bounds, int64_t chunks, ffi::AnyBuffer sent,
+                                                 ffi::AnyBuffer new_residual, ffi::AnyBuffer new_velocity) {
   Checker check("zen_send_largest");
   const Dims dims = check_feedback(check, update, rank, residual, new_residual);
   check_sent(check, sent, update, dims);
@@ -331,7 +331,8 @@ ffi::ErrorOr<FeedbackProblem> check_list_largest(ffi::AnyBuffer update, int64_t 
 }
 
 ffi::ErrorOr<FeedbackProblem> check_send_drawn(ffi::AnyBuffer update, int64_t rank, ffi::AnyBuffer residual,
-                                               ffi::AnyBuffer step, int64_t k, ffi::AnyBuffer sent, ffi::AnyBuffer new_residual) {
+                                               ffi::AnyBuffer step, int64_t k, ffi::AnyBuffer sent,
+                                               ffi::AnyBuffer new_residual) {
   Checker check("zen_send_drawn");
   const Dims dims = check_feedback(check, update, rank, residual, new_residual);
   const int64_t size = product(dims);

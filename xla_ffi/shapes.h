@@ -1,5 +1,6 @@
-// What the FFI handlers of both platforms do with buffers: shape and dtype checks, and typed data. Each check returns the sizes of the call, or an
-// InvalidArgument error that names the buffer, its shape and the shape it should have.
+// What the FFI handlers of both platforms do with buffers: typed data, and checks of shapes and dtypes. Each check
+// returns the sizes of the call, or an InvalidArgument error that names the buffer, its shape and the shape it should
+// have.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +47,8 @@ ffi::ErrorOr<HierarchicalHashProblem> check_hierarchical_hash(ffi::AnyBuffer ind
 // Gradients have `rank` dimensions; those before are everyone's.
 ffi::ErrorOr<FeedbackProblem> check_send_largest(ffi::AnyBuffer update, int64_t rank,
                                                  ffi::AnyBuffer residual, ffi::AnyBuffer velocity, ffi::AnyBuffer scale,
-                                                 ffi::AnyBuffer bounds, int64_t chunks, ffi::AnyBuffer sent, ffi::AnyBuffer new_residual,
-                                                 ffi::AnyBuffer new_velocity);
+                                                 ffi::AnyBuffer bounds, int64_t chunks, ffi::AnyBuffer sent,
+                                                 ffi::AnyBuffer new_residual, ffi::AnyBuffer new_velocity);
 
 ffi::ErrorOr<FeedbackProblem> check_list_largest(ffi::AnyBuffer update, int64_t rank, ffi::AnyBuffer residual,
                                                  ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds,
@@ -56,7 +57,8 @@ ffi::ErrorOr<FeedbackProblem> check_list_largest(ffi::AnyBuffer update, int64_t 
                                                  ffi::AnyBuffer new_velocity);
 
 ffi::ErrorOr<FeedbackProblem> check_send_drawn(ffi::AnyBuffer update, int64_t rank, ffi::AnyBuffer residual,
-                                               ffi::AnyBuffer step, int64_t k, ffi::AnyBuffer sent, ffi::AnyBuffer new_residual);
+                                               ffi::AnyBuffer step, int64_t k, ffi::AnyBuffer sent,
+                                               ffi::AnyBuffer new_residual);
 
 ffi::ErrorOr<FeedbackProblem> check_send_reaching(ffi::AnyBuffer update, int64_t rank, ffi::AnyBuffer residual,
                                                   ffi::AnyBuffer sent, ffi::AnyBuffer new_residual);

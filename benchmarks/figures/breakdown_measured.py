@@ -1,11 +1,11 @@
 """Fig. 17b, measured: speed-up over dense (psum) of hashing alone and with the hash bitmap, from `--ablation` runs."""
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.figures.drawing import Row, bars
+from benchmarks.figures import speedups
+from benchmarks.figures.drawing import Row
 
 STEPS = {
     "sparse_ps, elements": "contiguous, COO",
@@ -17,9 +17,8 @@ STEPS = {
 
 
 def rows(options: argparse.Namespace) -> list[Row]:
-    measured = [row for path in options.network for row in json.loads(path.read_text())["rows"]]
     by_place: dict[tuple, dict[str, Row]] = {}
-    for row in measured:
+    for row in speedups.measured(options):
         by_place.setdefault((row["workload"], row["n"], row["rate"]), {})[row["case"]] = row
     return [
         dict(zip(("workload", "n", "rate"), place, strict=True))
@@ -31,10 +30,4 @@ def rows(options: argparse.Namespace) -> list[Row]:
 
 
 def draw(rows: Sequence[Row], figure: Any) -> None:
-    titled = [row | {"where": f"{row['workload']}\nn = {row['n']}, {row['rate']}"} for row in rows]
-    figure.set_size_inches(3 + 1.5 * len({row["where"] for row in titled}), 4)
-    axes = figure.subplots()
-    bars(axes, titled, "where", "speed-up", "with")
-    axes.axhline(1, color="black", linewidth=0.5)
-    axes.set(ylabel="speed-up over dense (psum)")
-    axes.legend()
+    speedups.draw(rows, figure, group="with", width=1.5)

@@ -47,7 +47,6 @@ def aggregate(positions: Array, values: Array, counts: Array, size: int, *, divi
         "zen_aggregate",
         [positions, rows, counts],
         [((size, width), values.dtype)],
-        lambda cuda: cuda.aggregate_scratch_bytes(size, width, values.dtype.itemsize, n, capacity),
         divisor=np.int64(divisor),
     )
     return shard.reshape(size, *row)

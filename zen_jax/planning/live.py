@@ -55,7 +55,8 @@ class Profiler:
     ) -> None:
         """Adds to the step that is being traced what counts its gradients; `synchronize` calls it.
 
-        With `intra_axis`, the axis of a machine's devices, it counts the sums of machines.
+        With `intra_axis`, the axis of a machine's devices, it counts the sums of machines. Leaves of fewer than
+        `dense_below` bytes are left out.
         """
         n, worker = _axis.axis_size(axis_name), lax.axis_index(axis_name)
         if intra_axis is not None:

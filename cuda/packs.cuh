@@ -1,0 +1,61 @@
+// Packs: the elements of a row that a thread moves together, and kernels by dtype and size of a pack.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "cuda/accumulate.cuh"
+#include "cuda/element.h"
+#include "cuda/vectors.cuh"
+
+namespace zen::cuda {
+
+// 16 bytes where all rows are multiples of that, else one element.
+template <typename Dtype, int kSize>
+struct Pack {
+  typename Dtype::Stored at[kSize];
+};
+
+template <typename Dtype>
+constexpr int kVectorPack = kVectorBytes / static_cast<int>(sizeof(typename Dtype::Stored));
+
+// Whether rows of this width are moved in vectors, from and to these places.
+inline bool fits_vectors(int64_t width, int64_t element_bytes, const void* d_from, const void* d_to) {
+  return width * element_bytes % kVectorBytes == 0 && is_aligned(d_from) && is_aligned(d_to);
+}
+
+// Stores a pack of a row.
+template <typename Dtype, int kPackSize>
+__device__ inline void store_pack(typename Dtype::Stored* to, const Pack<Dtype, kPackSize>& pack) {
+  if constexpr (kPackSize == 1) {
+    *to = pack.at[0];
+  } else {
+    uint4 raw;
+    memcpy(&raw, &pack, sizeof(raw));
+    *reinterpret_cast<uint4*>(to) = raw;
+  }
+}
+
+// Returns launch(dtype, pack size), both as types, for an element and rows that fit vectors or do not.
+template <typename Launch>
+cudaError_t visit_dtype_and_pack(Element element, bool vectors, Launch launch) {
+  const auto with = [&](auto dtype) {
+    using Dtype = decltype(dtype);
+    return vectors ? launch(dtype, std::integral_constant<int, kVectorPack<Dtype>>())
+                   : launch(dtype, std::integral_constant<int, 1>());
+  };
+  switch (element) {
+    case Element::kFloat32:
+      return with(Float32());
+    case Element::kFloat64:
+      return with(Float64());
+    case Element::kFloat16:
+      return with(Float16());
+    case Element::kBfloat16:
+      return with(Bfloat16());
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace zen::cuda
