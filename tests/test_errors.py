@@ -121,6 +121,15 @@ def test_already_reduced_gradient_in_synchronize():
 # --- kernels ----------------------------------------------------------------------------------------------------
 
 
+def test_derivative():
+    """Gradients are reduced after they are taken: nothing is to be differentiated."""
+    refuses(
+        lambda: jax.grad(lambda stack: jnp.sum(all_reduce(stack, scheme="zen")()))(GRADIENT),
+        "zen_partition",
+        "jax.grad",
+    )
+
+
 @pytest.mark.parametrize(
     "call,fragments",
     [

@@ -1,62 +1,135 @@
-"""How a primitive reaches its platform: a custom call where one is built, pure JAX everywhere else."""
+"""How a kernel reaches its platform: a custom call where one is built, pure JAX everywhere else."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import PartitionSpec
 
 from zen_jax import _native
 from zen_jax._typing import Array
 
+Lowering = Callable[..., tuple[Array, ...]]
+Result = tuple[tuple[int, ...], Any]  # shape and dtype
+
 
 def custom_call_or(
-    reference: Callable[..., Any],
+    reference: Lowering,
     target: str,
     operands: Sequence[Array],
-    results: Sequence[tuple[tuple[int, ...], Any]],
+    results: Sequence[Result],
     cuda_scratch: Callable[[Any], int] | None = None,
     aliases: Mapping[int, int] | None = None,
-    **attributes: Any,
-) -> Any:
+    **attributes: np.generic,
+) -> tuple[Array, ...]:
     """Calls the XLA FFI target where the platform has it, else `reference`.
 
     Args:
-      reference: the pure-JAX lowering, from `operands` to as many results.
+      reference: the pure-JAX lowering, from `operands` to as many results; traced where it is taken, and only there.
       target: name of the custom call.
       operands: arrays; leading batch dimensions come from `vmap` alone.
       results: shape and dtype of each result.
       cuda_scratch: from the native library to the bytes of scratch that CUDA needs as one more result.
       aliases: from operands to the results that take over their buffers.
-      attributes: attributes of the custom call, NumPy scalars.
+      attributes: attributes of the custom call.
 
     Returns:
       A tuple with an array for each of `results`.
     """
-    operands = [jnp.asarray(array) for array in operands]
-    operand = jax.typeof(operands[0])
-    mesh = operand.sharding.mesh
+    return tuple(
+        _kernel.bind(
+            *map(jnp.asarray, operands),
+            reference=reference,
+            target=target,
+            results=tuple((shape, jnp.dtype(dtype)) for shape, dtype in results),
+            cuda_scratch=cuda_scratch,
+            aliases=tuple((aliases or {}).items()),
+            attributes=tuple(attributes.items()),
+            batch=(),
+        )
+    )
 
-    def result_type(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-        # A result typed by shape and dtype alone would count as replicated inside shard_map.
-        sharding = None if mesh.empty else NamedSharding(mesh, PartitionSpec())
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=operand.manual_axis_type)
 
-    def call(scratch_bytes: int | None = None) -> Callable[..., Any]:
-        shapes = list(results) + ([((scratch_bytes,), "uint8")] if scratch_bytes is not None else [])
-        types = [result_type(shape, dtype) for shape, dtype in shapes]
-        options = {"vmap_method": "broadcast_all", "input_output_aliases": dict(aliases or {})}
-        ffi_call = jax.ffi.ffi_call(target, types, **options)
-        return lambda *arrays: tuple(ffi_call(*arrays, **attributes)[: len(results)])
+# One primitive for all kernels. `lax.platform_dependent` would trace `reference` for every platform and message size of
+# a ladder, which took most of the time to trace a step. `batch` holds the sizes of the dimensions that vmap added.
+_kernel = Primitive("zen_jax_kernel")
+_kernel.multiple_results = True
 
-    lowerings = {}
-    if _native.library("cpu", target) is not None:
-        lowerings["cpu"] = call()
-    cuda = _native.library("cuda", target)
-    if cuda is not None:
-        lowerings["cuda"] = call(cuda_scratch(cuda) if cuda_scratch else None)
-    if not lowerings:
-        return reference(*operands)
-    return lax.platform_dependent(*operands, default=reference, **lowerings)
+
+def _pure_jax(*operands: Array, reference: Lowering, batch: tuple[int, ...], **_: Any) -> tuple[Array, ...]:
+    return _mapped(reference, batch)(*operands)
+
+
+def _custom_call(
+    platform: str,
+    *operands: Array,
+    target: str,
+    results: Sequence[Result],
+    cuda_scratch: Callable[[Any], int] | None,
+    aliases: Sequence[tuple[int, int]],
+    attributes: Sequence[tuple[str, np.generic]],
+    batch: tuple[int, ...],
+    **others: Any,
+) -> tuple[Array, ...]:
+    library = _native.library(platform, target)
+    if library is None:
+        return _pure_jax(*operands, batch=batch, **others)
+    types = [jax.ShapeDtypeStruct(*result) for result in results]
+    if platform == "cuda" and cuda_scratch is not None:
+        types.append(jax.ShapeDtypeStruct((cuda_scratch(library),), jnp.uint8))
+    call = jax.ffi.ffi_call(target, types, vmap_method="broadcast_all", input_output_aliases=dict(aliases))
+    return tuple(_mapped(partial(call, **dict(attributes)), batch)(*operands)[: len(results)])
+
+
+def _mapped(fun: Lowering, batch: tuple[int, ...]) -> Lowering:
+    for _size in batch:
+        fun = jax.vmap(fun)
+    return fun
+
+
+_custom_calls = {platform: partial(_custom_call, platform) for platform in ("cpu", "cuda")}
+
+
+@_kernel.def_impl
+def _outside_jit(*operands: Array, **params: Any) -> tuple[Array, ...]:
+    calls = {platform: partial(call, **params) for platform, call in _custom_calls.items()}
+    return lax.platform_dependent(*operands, default=partial(_pure_jax, **params), **calls)
+
+
+@_kernel.def_abstract_eval
+def _types(*operands: Any, results: Sequence[Result], batch: tuple[int, ...], **_: Any) -> list[Any]:
+    """As the first operand's but for shape and dtype: else results would count as replicated inside shard_map."""
+    first = operands[0]
+
+    def like_first(shape: tuple[int, ...], dtype: Any) -> Any:
+        sharding = first.sharding.update(spec=PartitionSpec(*[None] * len(shape)))
+        return first.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+
+    return [like_first((*batch, *shape), dtype) for shape, dtype in results]
+
+
+def _batched(operands: Sequence[Array], axes: Sequence[int | None], *, batch: tuple[int, ...], **params: Any) -> Any:
+    (size,) = {x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None}
+    leading = [
+        jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
+        for x, axis in zip(operands, axes, strict=True)
+    ]
+    outputs = _kernel.bind(*leading, batch=(size, *batch), **params)
+    return outputs, [0] * len(outputs)
+
+
+def _differentiated(*_: Any, target: str, **__: Any) -> None:
+    raise ValueError(f"{target} has no derivative. Take `jax.grad` first, then reduce the gradients that it gives.")
+
+
+ad.primitive_jvps[_kernel] = _differentiated
+batching.primitive_batchers[_kernel] = _batched
+mlir.register_lowering(_kernel, mlir.lower_fun(_pure_jax))
+for _platform, _call in _custom_calls.items():
+    mlir.register_lowering(_kernel, mlir.lower_fun(_call), platform=_platform)
