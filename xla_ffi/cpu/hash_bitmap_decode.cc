@@ -67,7 +67,7 @@ class BlockDecoder {
         seed_(seed),
         isa_(isa),
         window_tiles_(window_tiles(p.n, ceil_div(p.units, p.n))),
-        block_tiles_(std::min(block_tiles(p.n * p.width * sizeof(Bits)), window_tiles_)),
+        block_tiles_(std::min({block_tiles(p.n * p.width * sizeof(Bits)), window_tiles_, ceil_div(p.units, p.n)})),
         streams_(p.units * p.width * static_cast<int64_t>(sizeof(Bits)) >= kMinStreamBytes),
         blocks_{AlignedVector<Bits>(block_tiles_ * p.n * p.width), AlignedVector<Bits>(block_tiles_ * p.n * p.width)},
         bits_(window_tiles_ + kListSlack),
