@@ -146,7 +146,7 @@ def test_state_keeps_its_structure():
             small = zen.RowSparseGradient.from_lookups(ids, rows[:, :D], V)
             return transform.update({"large": large, "small": small, "bias": jnp.ones(3)}, state)
 
-        updates, after = jax.vmap(worker, axis_name="data")(ids, rows)
+        updates, after = jax.jit(jax.vmap(worker, axis_name="data"))(ids, rows)
         assert jax.tree.structure(after) == jax.tree.structure(state)
         assert updates["small"].rows.shape == (N, N, D)
         np.testing.assert_array_equal(updates["bias"], np.ones((N, 3)))
