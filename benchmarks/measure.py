@@ -71,10 +71,7 @@ class Ceilings:
     def __init__(self, nbytes: int = 1 << 28, repeats: int = 5) -> None:
         ways = _cpu_ways(nbytes) if jax.default_backend() == "cpu" else _device_ways(nbytes)
         self.nbytes = nbytes
-        self._fastest = {
-            name: min(runs, key=lambda run: seconds(run, repeats)["min"])
-            for name, runs in ways.items()
-        }
+        self._fastest = {name: min(runs, key=lambda run: seconds(run, repeats)["min"]) for name, runs in ways.items()}
         self._calls = {name: queued_calls(run) for name, run in self._fastest.items()}
         self._times: dict[str, list[float]] = {name: [] for name in ways}
 

@@ -93,9 +93,7 @@ def tatoeba_fra_eng(folder: Path) -> Workload:
 
 def goemotions(folder: Path) -> Workload:
     """Text classification: 256 comments a worker, in lower case."""
-    comments, rows = _numbered(
-        TOKEN.findall(line.split("\t")[1].lower()) for line in _lines(folder / "train.tsv.gz")
-    )
+    comments, rows = _numbered(TOKEN.findall(line.split("\t")[1].lower()) for line in _lines(folder / "train.tsv.gz"))
     return Workload("goemotions", rows, 256, len(comments) // 256, _shuffled(comments, 256))
 
 

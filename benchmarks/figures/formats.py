@@ -30,9 +30,7 @@ def draw(rows: Sequence[Row], figure: Any) -> None:
     for unit, axes in zip(WIDTHS, figure.subplots(1, 2), strict=True):
         here = [row for row in rows if row["unit"] == unit]
         points = [
-            {"format": name, "density": row["density"], "size": row[name]}
-            for name in list(here[0])[2:]
-            for row in here
+            {"format": name, "density": row["density"], "size": row[name]} for name in list(here[0])[2:] for row in here
         ]
         lines(axes, points, "density", "size", "format")
         axes.set(xlabel="density", ylabel="size over dense", title=unit, ylim=(0, 2.1))

@@ -84,9 +84,7 @@ def train(task: Task, config: Config, workers: Workers, run: Run, state: State) 
         yield run.steps[-1], state
 
 
-def _synchronized(
-    task: Task, scheme: str, plan: zen.Plan | zen.Profiler | None = None
-) -> optax.GradientTransformation:
+def _synchronized(task: Task, scheme: str, plan: zen.Plan | zen.Profiler | None = None) -> optax.GradientTransformation:
     scheme = "auto" if scheme == PLANNED else scheme
     return optax.chain(zen.synchronize(AXIS, scheme=scheme, plan=plan, **task.synchronize), task.optimizer)
 
