@@ -3,15 +3,19 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 import zen_jax as zen
 from zen_jax import _native
+from zen_jax.kernels._lowering import custom_call_or
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT = 300
@@ -125,6 +129,39 @@ def test_what_a_library_lacks_runs_in_pure_jax(monkeypatch):
     text = send.lower(jnp.ones(5)).as_text()
     assert "zen_partition" in text
     assert "zen_send_reaching" not in text
+
+
+@needs_native
+def test_only_the_lowering_that_runs_is_traced():
+    """Tracing the reference for every size of message takes longer than all else that is traced."""
+
+    def reference(*_):
+        raise AssertionError("traced")
+
+    results = [((2, 5), jnp.int32), ((2, 5, 1), jnp.float32), ((2,), jnp.int32)]
+    call = partial(custom_call_or, reference, "zen_partition", results=results, seed=np.uint32(0))
+    x = jnp.zeros((3, 8, 1)).at[:, 4].set(1.0)
+    assert "zen_partition" in jax.jit(jax.vmap(lambda x: call([x]))).lower(x).as_text()
+    assert int(jnp.sum(call([x[0]])[2])) == 1
+
+
+@pytest.mark.parametrize("library", [_native.library, lambda *_: None], ids=["native", "reference"])
+def test_results_vary_where_any_operand_does(library, monkeypatch):
+    """Positions that all workers share make no shard of a worker's values replicated."""
+    monkeypatch.setattr("zen_jax._native.library", library)
+    positions, counts = jnp.array([[0, 2], [1, 2]]), jnp.array([2, 2])
+    values = jnp.arange(8.0).reshape(2, 2, 2)
+    seen = []
+
+    def worker(values):
+        shard = zen.kernels.aggregate(positions, values[0], counts, 4)
+        seen.append(jax.typeof(shard).manual_axis_type.varying)
+        return shard[None]
+
+    axis = PartitionSpec(harness.AXIS)
+    run = jax.jit(jax.shard_map(worker, mesh=harness.mesh(2), in_specs=axis, out_specs=axis))
+    assert run(values).tolist() == [[0, 2, 4, 0], [4, 6, 12, 0]]
+    assert seen == [frozenset({harness.AXIS})]
 
 
 def test_numpy_operands(monkeypatch):

@@ -56,8 +56,8 @@ def custom_call_or(
     )
 
 
-# One primitive for all kernels. `lax.platform_dependent` would trace `reference` for every platform and message size of
-# a ladder, which took most of the time to trace a step. `batch` holds the sizes of the dimensions that vmap added.
+# One primitive for all kernels. `lax.platform_dependent` would trace `reference` on every platform, for each message
+# size of a ladder: most of what there would be to trace. `batch` holds the sizes of the dimensions that vmap added.
 _kernel = Primitive("zen_jax_kernel")
 _kernel.multiple_results = True
 
@@ -104,14 +104,16 @@ def _outside_jit(*operands: Array, **params: Any) -> tuple[Array, ...]:
 
 @_kernel.def_abstract_eval
 def _types(*operands: Any, results: Sequence[Result], batch: tuple[int, ...], **_: Any) -> list[Any]:
-    """As the first operand's but for shape and dtype: else results would count as replicated inside shard_map."""
-    first = operands[0]
+    """Results vary over the axes of shard_map that any operand does: by shape and dtype alone they would over none."""
+    varying = [operand.manual_axis_type.varying for operand in operands]
+    like = operands[np.argmax([len(axes) for axes in varying])]
+    kind = like.manual_axis_type.update(varying=frozenset().union(*varying))
 
-    def like_first(shape: tuple[int, ...], dtype: Any) -> Any:
-        sharding = first.sharding.update(spec=PartitionSpec(*[None] * len(shape)))
-        return first.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+    def typed(shape: tuple[int, ...], dtype: Any) -> Any:
+        sharding = like.sharding.update(spec=PartitionSpec(*[None] * len(shape)))
+        return like.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding, manual_axis_type=kind)
 
-    return [like_first((*batch, *shape), dtype) for shape, dtype in results]
+    return [typed((*batch, *shape), dtype) for shape, dtype in results]
 
 
 def _batched(operands: Sequence[Array], axes: Sequence[int | None], *, batch: tuple[int, ...], **params: Any) -> Any:
