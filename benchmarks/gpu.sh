@@ -18,16 +18,17 @@
 # Needs CUDA 13 (nvcc), cmake, ninja and a Python with JAX for CUDA, nanobind, NumPy, optax, pytest and hypothesis;
 # torch and cupy to be measured beside, matplotlib for the report. What is missing of those is reported as absent.
 #   PYTHON    the interpreter (default python3)
-#   OUT       where results go (default build/gpu-results)
+#   RESULTS   where results go (default build/gpu-results)
 #   WHEELS    a folder with wheels of what that Python lacks, nanobind for example
 #   ELEMENTS  elements of the tensors (default 214e6, the paper's DeepFM table)
-# Exit status: 0 if every part passed, 1 if one failed, 2 if parts are left for another call. OUT/parts/PART.json says how
-# each part went, OUT/parts/PART.log what it printed.
+# With ZEN_JAX_REHEARSE_GPU=1, JAX_PLATFORMS=cpu and few ELEMENTS all parts but build and sanitize work without a GPU.
+# Exit status: 0 if every part passed, 1 if one failed, 2 if parts are left for another call. parts/PART.json in RESULTS
+# says how each part went, parts/PART.log what it printed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 PYTHON=${PYTHON:-python3}
-OUT=${OUT:-build/gpu-results}
+RESULTS=${RESULTS:-build/gpu-results}
 ELEMENTS=${ELEMENTS:-214e6}
 BUILD=build/gpu
 SITE=$PWD/build/gpu-site
@@ -38,7 +39,7 @@ declare -A LIMIT=([build]=200 [test]=250 [sanitize]=280 [kernels]=280 [dense]=24
 export PYTHONPATH=$PWD:$SITE${PYTHONPATH:+:$PYTHONPATH}
 export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu} XLA_PYTHON_CLIENT_PREALLOCATE=false ZEN_JAX_REQUIRE_GPU=1
 export CUDACXX=${CUDACXX:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
-mkdir -p "$OUT/parts"
+mkdir -p "$RESULTS/parts"
 
 build() {
   if [[ -n ${WHEELS:-} ]]; then
@@ -53,25 +54,35 @@ build() {
     "$PYTHON" -c 'import zen_jax; print(zen_jax.backend_info()["cuda"])'
 }
 
+# Without the kernels the library would go on in pure JAX, and its times would pass for theirs.
+have_kernels() {
+  [[ -n ${ZEN_JAX_REHEARSE_GPU:-} ]] || "$PYTHON" -c 'import sys, zen_jax
+said = zen_jax.backend_info()["cuda"]
+sys.exit(None if said.startswith("custom calls") else f"no CUDA kernels: {said}")'
+}
+
 # Graphs of one node and up, so that the custom calls run captured and replayed.
 test_() {
   local parallel=()
   "$PYTHON" -c 'import xdist' 2> /dev/null && parallel=(-n 4)
   XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_graph_min_graph_size=1" \
-    "$PYTHON" -m pytest -q tests/gpu "${parallel[@]}" --junitxml="$OUT/test.xml"
+    "$PYTHON" -m pytest -q tests/gpu "${parallel[@]}" --junitxml="$RESULTS/test.xml"
 }
 
-# On one case of elements and one of rows for each kernel. Every tool runs, whatever the one before found.
+# On one case of elements and one of rows for each kernel. Every tool runs, whatever the one before found. Each buffer is
+# an allocation of its own, so that running over its end is seen.
 sanitize() {
   if ! command -v compute-sanitizer; then
     echo "absent: no compute-sanitizer here"
     return 1
   fi
-  local few='7-1-float32 or 7-3-float32 or 3-3-float32 or 10-1-float32 or 10-3-float32'
+  local few='7-1-float32 or 7-3-float32 or 3-3-float32 or 10-1-float32 or 10-3-float32 or 5-1025 or 50-3000'
+  few+=' or float32-normal'
   local tool failed=0
   for tool in memcheck racecheck initcheck; do
     echo "== $tool"
-    timeout 90 compute-sanitizer --tool "$tool" --error-exitcode 9 --target-processes all \
+    XLA_PYTHON_CLIENT_ALLOCATOR=platform \
+      timeout 90 compute-sanitizer --tool "$tool" --error-exitcode 9 --target-processes all \
       "$PYTHON" -m pytest -q tests/gpu -k "$few" || failed=1
   done
   return $failed
@@ -79,46 +90,49 @@ sanitize() {
 
 kernel_times() { "$PYTHON" -m benchmarks.kernels --elements "$ELEMENTS" --skip-slow "$@"; }
 
-kernels() { kernel_times -n 16 --density 0.01 0.028 0.052 --json "$OUT/kernels.json"; }
+kernels() { kernel_times -n 16 --density 0.01 0.028 0.052 --json "$RESULTS/kernels.json"; }
 
-dense() { kernel_times -n 16 --density 0.2 0.4 --json "$OUT/kernels-dense.json"; }
+dense() { kernel_times -n 16 --density 0.2 0.4 --json "$RESULTS/kernels-dense.json"; }
 
 many() {
-  kernel_times -n 128 --density 0.01 0.052 --json "$OUT/kernels-n128.json" &&
-    kernel_times -n 16 --density 0.052 --width 256 --json "$OUT/kernels-rows.json"
+  kernel_times -n 128 --density 0.01 0.052 --json "$RESULTS/kernels-n128.json" &&
+    kernel_times -n 16 --density 0.052 --width 256 --json "$RESULTS/kernels-rows.json"
 }
 
 algorithm_1() {
-  "$PYTHON" -m benchmarks.algorithm_1 --elements "$ELEMENTS" --density 0.01 0.052 -n 16 --json "$OUT/algorithm_1.json"
+  "$PYTHON" -m benchmarks.algorithm_1 --elements "$ELEMENTS" --density 0.01 0.052 -n 16 \
+    --json "$RESULTS/algorithm_1.json"
 }
 
 feedback() {
-  "$PYTHON" -m benchmarks.sparsifiers --elements "$ELEMENTS" --density 0.001 0.052 --skip-slow --json "$OUT/sparsifiers.json"
+  "$PYTHON" -m benchmarks.sparsifiers --elements "$ELEMENTS" --density 0.001 0.052 --skip-slow \
+    --json "$RESULTS/sparsifiers.json"
 }
 
 all_reduce() {
-  "$PYTHON" -m benchmarks.all_reduce --json "$OUT/all_reduce.json" &&
-    ZEN_JAX_KERNELS=xla "$PYTHON" -m benchmarks.all_reduce --repeats 3 --json "$OUT/all_reduce-pure-jax.json"
+  "$PYTHON" -m benchmarks.all_reduce --json "$RESULTS/all_reduce.json" &&
+    ZEN_JAX_KERNELS=xla "$PYTHON" -m benchmarks.all_reduce --repeats 3 --json "$RESULTS/all_reduce-pure-jax.json"
 }
 
-report() { "$PYTHON" -m benchmarks.gpu_report "$OUT" && cat "$OUT/report.md"; }
+report() { "$PYTHON" -m benchmarks.gpu_report "$RESULTS" && cat "$RESULTS/report.md"; }
 
 # part NAME: runs it within its bound and records how it went.
 part() {
   local name=$1 start=$SECONDS function=$1 status
   [[ $name == test ]] && function=test_
-  timeout --kill-after=5 "${LIMIT[$name]}" bash -o pipefail -c "$function" > >(tee "$OUT/parts/$name.log") 2>&1
+  [[ $name == build || $name == report ]] || function="have_kernels && $function"
+  timeout --kill-after=5 "${LIMIT[$name]}" bash -o pipefail -c "$function" > >(tee "$RESULTS/parts/$name.log") 2>&1
   status=$?
   echo "{\"part\": \"$name\", \"status\": $status, \"timed_out\": $([[ $status == 124 ]] && echo true || echo false)," \
-    "\"seconds\": $((SECONDS - start)), \"limit_seconds\": ${LIMIT[$name]}}" > "$OUT/parts/$name.json"
+    "\"seconds\": $((SECONDS - start)), \"limit_seconds\": ${LIMIT[$name]}}" > "$RESULTS/parts/$name.json"
   echo "== $name: status $status after $((SECONDS - start)) s"
   return $status
 }
 
-passed() { grep -qs '"status": 0,' "$OUT/parts/$1.json"; }
+passed() { grep -qs '"status": 0,' "$RESULTS/parts/$1.json"; }
 
-export -f build test_ sanitize kernel_times kernels dense many algorithm_1 feedback all_reduce report
-export PYTHON OUT ELEMENTS BUILD SITE
+export -f build have_kernels test_ sanitize kernel_times kernels dense many algorithm_1 feedback all_reduce report
+export PYTHON RESULTS ELEMENTS BUILD SITE
 for name in "$@"; do
   [[ -n ${LIMIT[$name]:-} ]] || { echo "no part $name: ${PARTS[*]}" >&2; exit 1; }
 done

@@ -69,7 +69,10 @@ def feedback_lines(result: Row) -> list[Row]:
     """The sparsifiers' error feedback and selection."""
     lines = []
     for row in result["results"]:
-        share = round(1 / row.get("of 20|G|", row["times_floor"]), 3)  # with a velocity there is more to move
+        times_floor = row.get("of 20|G|", row.get("times_floor"))  # with a velocity there is more to move
+        if times_floor is None:  # compared with something else than a floor
+            continue
+        share = round(1 / times_floor, 3)
         target = FEEDBACK_TARGET if row["sparsifier"] in ("dgc", "top_k") else None
         line = {key: row[key] for key in ("sparsifier", "density", "median_ms")}
         lines.append(line | {"of ceiling": share} | verdict(share, target))

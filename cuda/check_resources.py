@@ -1,6 +1,6 @@
 """Fails when a CUDA kernel uses local memory or more than 64 registers, so that two blocks of 512 threads do not fit.
 
-    python cuda/check_resources.py --nvcc /usr/local/cuda/bin/nvcc
+python cuda/check_resources.py --nvcc /usr/local/cuda/bin/nvcc
 """
 
 import argparse

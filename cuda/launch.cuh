@@ -50,14 +50,23 @@ class SharedArena {
   size_t used_ = 0;
 };
 
+// The most dynamic shared memory that the current device gives a block which asks for it.
+inline cudaError_t most_shared_bytes(int* bytes) {
+  int device = 0;
+  ZEN_RETURN_IF_ERROR(cudaGetDevice(&device));
+  return cudaDeviceGetAttribute(bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+}
+
 template <typename... Params, typename... Args>
 cudaError_t launch(void (*kernel)(Params...), int64_t blocks, size_t shared_bytes, cudaStream_t stream, Args... args) {
   if (blocks == 0) return cudaSuccess;
   if (blocks > std::numeric_limits<int32_t>::max()) return cudaErrorInvalidConfiguration;
   if (shared_bytes > kDefaultSharedBytes) {
+    // Not what this launch needs: the limit is the kernel's, and another thread may be about to launch it with more.
+    int most = 0;
+    ZEN_RETURN_IF_ERROR(most_shared_bytes(&most));
     ZEN_RETURN_IF_ERROR(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                             cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             static_cast<int>(shared_bytes)));
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize, most));
   }
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cuda/chunk.cuh"
 #include "cuda/partition.h"
 #include "cuda/partition_block.cuh"
@@ -77,18 +79,26 @@ int64_t units_per_chunk(int64_t width, int64_t element_bytes) {
 }
 
 template <typename Bits>
-cudaError_t launch_one_pass(const PartitionParams& params, cudaStream_t stream) {
-  const PartitionProblem& problem = params.problem;
+size_t one_pass_shared_bytes(const PartitionParams& params) {
   SharedArena arena = SharedArena::for_measuring();
-  const int64_t blocks = problem.batch * params.chunks;
-  if (problem.width > 1) {
+  if (params.problem.width > 1) {
     PartitionShared(arena, params.n.divisor, params.rows_per_chunk);
     arena.take<uint32_t>(bitmap_words(params.rows_per_chunk));
-    return launch(partition_rows<Bits>, blocks, arena.used(), stream, params);
+  } else {
+    PartitionShared(arena, params.n.divisor, ElementChunk<Bits>::kPerBlock);
+    arena.take<Bits>(kStaged<Bits>);
   }
-  PartitionShared(arena, params.n.divisor, ElementChunk<Bits>::kPerBlock);
-  arena.take<Bits>(kStaged<Bits>);
-  return launch(partition_elements<Bits>, blocks, arena.used(), stream, params);
+  return arena.used();
+}
+
+template <typename Bits>
+cudaError_t launch_one_pass(const PartitionParams& params, size_t shared_bytes, cudaStream_t stream) {
+  const PartitionProblem& problem = params.problem;
+  const int64_t blocks = problem.batch * params.chunks;
+  const size_t state_bytes = blocks * problem.n * kStateBytes;
+  ZEN_RETURN_IF_ERROR(cudaMemsetAsync(params.ticket, 0, kTicketBytes + state_bytes, stream));
+  return launch(problem.width > 1 ? partition_rows<Bits> : partition_elements<Bits>, blocks, shared_bytes, stream,
+                params);
 }
 
 }  // namespace
@@ -96,8 +106,10 @@ cudaError_t launch_one_pass(const PartitionParams& params, cudaStream_t stream) 
 int64_t partition_scratch_bytes(int64_t units, int64_t width, int64_t element_bytes, int64_t n, int64_t capacity) {
   static_cast<void>(capacity);
   if (units == 0 || width == 0) return 0;
-  if (n > kMaxOnePassServers) return two_pass_scratch_bytes(units, n);
-  return kTicketBytes + ceil_div(units, units_per_chunk(width, element_bytes)) * n * kStateBytes;
+  const int64_t two_pass = two_pass_scratch_bytes(units, n);
+  if (n > kMaxOnePassServers) return two_pass;
+  // Either will do, for which one it is only the device knows.
+  return std::max(two_pass, kTicketBytes + ceil_div(units, units_per_chunk(width, element_bytes)) * n * kStateBytes);
 }
 
 cudaError_t partition(const PartitionProblem& problem, Element element, uint32_t seed, const void* d_x,
@@ -106,9 +118,10 @@ cudaError_t partition(const PartitionProblem& problem, Element element, uint32_t
   if (problem.units == 0 || problem.width == 0) {
     return cudaMemsetAsync(d_counts, 0, problem.batch * problem.n * sizeof(int32_t), stream);
   }
-  if (problem.n > kMaxOnePassServers) {
+  const auto two_pass = [&] {
     return partition_two_pass(problem, element, seed, d_x, d_positions, d_values, d_counts, d_scratch, stream);
-  }
+  };
+  if (problem.n > kMaxOnePassServers) return two_pass();
   const int64_t bytes = element_bytes(element);
   const int64_t per_chunk = units_per_chunk(problem.width, bytes);
   PartitionParams params;
@@ -123,9 +136,14 @@ cudaError_t partition(const PartitionProblem& problem, Element element, uint32_t
   params.counts = d_counts;
   params.ticket = static_cast<uint32_t*>(d_scratch);
   params.states = params.ticket + kTicketBytes / kStateBytes;
-  const size_t state_bytes = problem.batch * params.chunks * problem.n * kStateBytes;
-  ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_scratch, 0, kTicketBytes + state_bytes, stream));
-  return visit_bits(element, [&](auto bits) { return launch_one_pass<decltype(bits)>(params, stream); });
+  int most_shared = 0;
+  ZEN_RETURN_IF_ERROR(most_shared_bytes(&most_shared));
+  return visit_bits(element, [&](auto bits) {
+    using Bits = decltype(bits);
+    const size_t shared_bytes = one_pass_shared_bytes<Bits>(params);
+    if (shared_bytes > static_cast<size_t>(most_shared)) return two_pass();
+    return launch_one_pass<Bits>(params, shared_bytes, stream);
+  });
 }
 
 }  // namespace zen::cuda

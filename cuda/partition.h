@@ -11,7 +11,8 @@
 
 namespace zen::cuda {
 
-// Up to this many servers one pass over the data does; beyond it, two passes, each reading with a stride.
+// Up to this many servers one pass over the data does, where its shared memory fits the device; else two passes, each
+// reading with a stride.
 constexpr int64_t kMaxOnePassServers = 1024;
 
 // Scratch for one batch item; a batch needs `batch` times as much in one piece.

@@ -97,7 +97,9 @@ __global__ void __launch_bounds__(kThreads) accumulate(const __grid_constant__ P
   State<Bits>& state = params.states[item];
   const Bits low = state.low, high = state.high;
   const Sum scale = params.scale[item];
-  const bool aligned = base % kSize == 0 && is_aligned(params.residual) && is_aligned(params.update);
+  const bool aligned = base % kSize == 0 && is_aligned(params.update) && is_aligned(params.residual) &&
+                       is_aligned(params.velocity) && is_aligned(params.new_residual) &&
+                       is_aligned(params.new_velocity);
   Bits probes[kProbes];
   uint32_t counts[kProbes] = {};
 #pragma unroll

@@ -55,6 +55,18 @@ def test_bag(table_for, combiner, padding_id):
     np.testing.assert_allclose(actual, expected, 1e-6)
 
 
+def test_narrow_ids():
+    """Ids of as few bits as the table has rows: none of them may be taken for another, or for padding."""
+    table = np.arange(256, dtype=np.float32)[:, None]
+    ids = np.array([[255, 7], [0, 128]], np.uint8)
+    taken = embedding.take_rows(jnp.asarray(table), ids, padding_id=-1)
+    for source in (jnp.asarray(table), taken):
+        looked_up = jax.jit(lambda source, ids: embedding.lookup(source, ids, padding_id=-1))(source, ids)
+        np.testing.assert_array_equal(looked_up[..., 0], ids)
+        mean = embedding.bag(source, ids, combiner="mean", padding_id=-1)
+        np.testing.assert_array_equal(mean[:, 0], ids.mean(axis=1))
+
+
 BAD = {
     "too large": (lambda t: embedding.lookup(t, np.array([[1], [V]])), r"ids hold 23 at \[1, 0\].*rows 0 to 22"),
     "negative": (lambda t: embedding.lookup(t, np.array([-1])), r"ids hold -1 at \[0\]"),
@@ -65,7 +77,13 @@ BAD = {
     "no bag": (lambda t: embedding.bag(t, np.int32(1)), "must have a last axis"),
     "name": (
         lambda t: embedding.value_and_grad(lambda p: 0.0, lambda: {"tabel": np.array([1])})({"table": t}),
-        "lookups name tabel, but params have table",
+        "lookups names tabel, but params have table",
+    ),
+    "name of padding": (
+        lambda t: embedding.value_and_grad(lambda p: 0.0, lambda: {"table": np.array([1])}, padding_id={"tabel": 0})(
+            {"table": t}
+        ),
+        "padding_id names tabel, but lookups have table",
     ),
 }
 

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from importlib import import_module
 
 import harness
 import jax
@@ -238,8 +239,42 @@ def test_value_and_grad():
     refuses(lambda: zen.value_and_grad(loss, mesh=mesh, axis_name="model"), "axis_name", "'model'", "'data'")
     refuses(lambda: zen.value_and_grad(loss, mesh=mesh, scheme="zeno"), "scheme", "'zeno'")
     refuses(lambda: zen.value_and_grad(loss, mesh=mesh)(jnp.ones(2), jnp.ones((3, 2))), "batch of 3", "2 workers")
+    refuses(lambda: zen.value_and_grad(loss, mesh=mesh, padding_id=0), "padding_id=0", "lookups")
     with pytest.raises((ValueError, TypeError), match=re.compile("argnums|positional", re.IGNORECASE)):
         zen.value_and_grad(loss, argnums=5, mesh=mesh)(jnp.ones(2), jnp.ones((4, 2)))
+
+
+def test_autotune_for_another_cluster_is_refused_before_a_step_runs():
+    ran = []
+
+    def make_step(plan):
+        transform = zen.synchronize(harness.AXIS, plan=plan, dense_below=0)
+        step = jax.jit(jax.vmap(lambda g: transform.update(g, None)[0], axis_name=harness.AXIS), donate_argnums=0)
+        return lambda g: ran.append(step(g))
+
+    gradients = jnp.asarray(GRADIENT)
+    refuses(lambda: zen.autotune(make_step, cluster=zen.Cluster(7))(gradients), "7 hosts", f"{N} workers")
+    assert not ran and not gradients.is_deleted()
+    refuses(lambda: zen.autotune(make_step, cluster=zen.Cluster(N), schemes=["zen"]), "schemes", "dense_ordered")
+
+
+def test_more_units_than_pure_jax_can_name():
+    """2**31 units: nothing is allocated before they are refused."""
+    partition, decode = (import_module(f"zen_jax.kernels.{name}") for name in ("partition", "hash_bitmap_decode"))
+    floats, words = jax.ShapeDtypeStruct((2**31, 1), jnp.float32), jax.ShapeDtypeStruct((1, 2**26), jnp.uint32)
+    refuses(lambda: jax.eval_shape(lambda x: partition.reference(x, 1, 1), floats), str(2**31), "wider units")
+    values = jax.ShapeDtypeStruct((1, 1, 1), jnp.float32)
+    refuses(lambda: jax.eval_shape(lambda *m: decode.reference(*m, 2**31), words, values), str(2**31), "wider units")
+
+
+def test_numpy_scalars_are_numbers():
+    options = {"unit": np.int64(2), "capacity": [np.int32(3), None], "seed": np.uint32(1)}
+    reduce = lambda g: zen.all_reduce(g, harness.AXIS, scheme="zen", op="sum", **options)  # noqa: E731
+    reduced = jax.vmap(reduce, axis_name=harness.AXIS)(GRADIENT)
+    np.testing.assert_array_equal(reduced[0], GRADIENT.sum(axis=0))
+    zen.top_k(np.float32(0.5))
+    assert zen.Cluster(np.int64(2), inter_gbps=np.float64(1)).workers == 2
+    refuses(lambda: zen.Cluster(np.bool_(True)), "hosts", "True")
 
 
 def test_unreduced_optax_update_without_axis():

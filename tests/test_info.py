@@ -4,6 +4,7 @@ import functools
 
 import harness
 import jax
+import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
@@ -11,6 +12,7 @@ from cases import sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zen_jax.schemes.agsparse import sparse_limit
 from zen_jax.schemes.ladder import ladder, rounds
 
 UNITS, WIDTH = 900, 4
@@ -143,10 +145,16 @@ def test_agsparse(planned, seed, density, skew):
     stack = gradient(n, seed, density, skew)
     nonzero = stack.any(axis=2)
     info = info_of(stack, scheme="agsparse", unit="row", capacity=planned)
-    fullest = int(nonzero.sum(axis=1).max())
-    sent = coo(room(fullest, UNITS, planned, UNIT_BYTES), UNIT_BYTES)
-    np.testing.assert_allclose(info.bytes_pushed, (n - 1) * (sent + 4), 1e-6)
-    assert info.bytes_pulled == info.imbalance_push == info.imbalance_pull == info.dense_taken == 0
+    fullest, top = int(nonzero.sum(axis=1).max()), sparse_limit(UNITS, WIDTH, jnp.float32, n)
+    assert (n - 1) * coo(top, UNIT_BYTES) <= info.bytes_dense < (n - 1) * coo(top + 1, UNIT_BYTES)
+    if fullest > top:
+        assert info.dense_taken == 1
+        np.testing.assert_allclose(info.bytes_pushed + info.bytes_pulled, info.bytes_dense + (n - 1) * 4, 1e-6)
+    else:
+        sent = coo(room(fullest, top, planned, UNIT_BYTES), UNIT_BYTES)
+        np.testing.assert_allclose(info.bytes_pushed, (n - 1) * (sent + 4), 1e-6)
+        assert info.bytes_pulled == info.dense_taken == 0
+    assert info.imbalance_push == info.imbalance_pull == 0
     assert info.rounds == (max(1, -(-fullest // planned)) if planned else 1)
     np.testing.assert_allclose(info.density, nonzero.mean(), 1e-5)
     np.testing.assert_allclose(info.density_reduced, nonzero.any(axis=0).mean(), 1e-5)

@@ -1,5 +1,7 @@
 """`RowSparseGradient`: merged lookups, and their synchronisation."""
 
+import dataclasses
+
 import harness
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from hypothesis import given
 from lookups import RNG, TABLE, D, K, N, V, any_ids, assert_well_formed, dense_sum, integers, merged
 
 import zen_jax as zen
+from zen_jax import embedding
 
 pytestmark = pytest.mark.promoting  # optax's and Flax's own arithmetic relies on promotion
 
@@ -45,6 +48,30 @@ def test_adding_and_taking():
         jnp.asarray(TABLE[1:]) + gradient
     with pytest.raises(ValueError, match=r"ids of float32.*zen_jax\.embedding\.lazy"):
         optax.tree.scale(0.5, gradient).take(jnp.asarray(TABLE))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16])
+def test_narrow_ids_of_a_table_larger_than_their_dtype_holds(dtype):
+    rows = np.iinfo(dtype).max + 1
+    ids, values = np.array([0, 7, 7], dtype), jnp.ones((3, D))
+    gradient = zen.RowSparseGradient.from_lookups(jnp.asarray(ids), values, rows)
+    assert gradient.ids.tolist() == [0, 7, rows] and gradient.rows[:, 0].tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize("factor", [0, -1])
+def test_ids_that_a_schedule_has_scaled_train_no_row(factor):
+    """`optax.scale_by_schedule` casts its factor to int32 and multiplies the ids with it."""
+    ids = jnp.array([3, 8, V], jnp.int32)
+    gradient = zen.RowSparseGradient(ids, jnp.ones((3, D)), V)
+    scaled = jax.tree.map(lambda x: jnp.array(factor, x.dtype) * x, gradient)
+    table = jnp.asarray(TABLE)
+    added = np.asarray(table + scaled)
+    assert np.isnan(added).any() and (np.isnan(added) | (added == TABLE)).all()
+    lazily, _ = embedding.lazy(optax.sgd(1.0)).update({"t": scaled}, optax.sgd(1.0).init({"t": table}), {"t": table})
+    assert jnp.isnan(lazily["t"].rows).all()
+    worker = lambda rows: zen.synchronize(harness.AXIS).update(dataclasses.replace(scaled, rows=rows), None)[0]  # noqa: E731
+    reduced = harness.spmd(worker, "vmap", N)(jnp.ones((N, 3, D)))
+    assert np.isnan(np.asarray(table + jax.tree.map(lambda x: x[0], reduced))).any()
 
 
 # --- synchronisation --------------------------------------------------------------------------------------------------

@@ -102,6 +102,26 @@ def test_state_is_plain_arrays():
     np.testing.assert_allclose(total.bytes_dense, sum(float(of_leaf.bytes_dense[0]) for of_leaf in info.values()), 1e-6)
 
 
+def test_gradients_narrower_than_their_parameters():
+    """What is fused is so by the parameters, and the state keeps its structure."""
+    params = {"large": jnp.zeros((100, 4)), "small": jnp.zeros(3)}
+    gradients = {name: np.ones((N, *leaf.shape), jnp.bfloat16) for name, leaf in params.items()}
+    transform = zen.synchronize(harness.AXIS, dense_below=params["large"].nbytes)
+    updates, state = step(transform, gradients, params)
+    assert set(optax.tree.get(state, "info")) == {"large", "(fused)"}
+    assert updates["large"].dtype == jnp.bfloat16 and (updates["large"] == 1).all()
+    plan = zen.plan(zen.profile(gradients), zen.Cluster(N))
+    assert jax.tree.structure(zen.synchronize(harness.AXIS, plan=plan).init(params)) == jax.tree.structure(
+        jax.tree.map(lambda x: x[0], step(zen.synchronize(harness.AXIS, plan=plan), gradients, params)[1])
+    )
+
+
+def test_leaves_of_one_name_are_refused():
+    tree = {"a": {"b": jnp.zeros(3)}, "a/b": jnp.ones(3)}
+    with pytest.raises(ValueError, match="two leaves of the tree are called 'a/b'"):
+        zen.synchronize(harness.AXIS).init(tree)
+
+
 # --- with optax -------------------------------------------------------------------------------------------------
 
 
@@ -120,7 +140,7 @@ def test_chain(mode):
 
 @pytest.mark.parametrize("mode", ["vmap", "shard_map_unchecked"])
 def test_multi_steps(mode):
-    """MultiSteps accumulates locally and synchronises every second step."""
+    """MultiSteps synchronises every step and changes parameters in every second one."""
     ours = optax.MultiSteps(optax.chain(zen.synchronize(harness.AXIS, dense_below=200), optax.sgd(1.0)), 2)
     first, state = step(ours, GRADIENTS, mode=mode)
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(first))

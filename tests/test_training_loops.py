@@ -157,6 +157,20 @@ def test_zen_changes_no_bit(loop, expected):
         np.testing.assert_allclose(np.asarray(leaf, np.float32), expected[name], atol=tolerance)
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_sparcml_beside_an_axis_whose_devices_would_branch_differently(check_vma):
+    """All devices of a program take one branch, for a permute waits for all of them."""
+    mesh = jax.make_mesh((N, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[: 2 * N])
+    gradients = RNG.integers(-3, 4, (N, 2, ROWS, WIDTH)).astype(np.float32)
+    gradients[:, 1] *= RNG.random((N, ROWS, 1)) < 0.01  # one shard of the model is dense, the other sparse
+    reduce = lambda x: zen.all_reduce(x[0, 0], AXIS, scheme="sparcml", op="sum", return_info=True)  # noqa: E731
+    own = lambda x: jax.tree.map(lambda leaf: leaf[None], reduce(x))  # noqa: E731
+    specs = {"in_specs": PartitionSpec(AXIS, "model"), "out_specs": PartitionSpec("model")}
+    reduced, info = jax.jit(jax.shard_map(own, mesh=mesh, check_vma=check_vma, **specs))(gradients)
+    np.testing.assert_array_equal(reduced, gradients.sum(axis=0))
+    assert info.dense_taken.tolist() == [1, 1] and info.density[1] < info.density[0]
+
+
 def test_dynamic_loss_scaling_skips_a_step_on_all_workers():
     """One worker overflows in float16; behind synchronize all see it, halve the scale and keep their parameters."""
 

@@ -74,6 +74,19 @@ def check_not_reduced(name: str, x: Array, axis_name: AxisName) -> None:
         )
 
 
+def largest_beside(x: Array, axis_name: AxisName) -> Array:
+    """x as the largest over all other axes of an enclosing shard_map: what all devices of the program agree on."""
+
+    def may_vary(axis: str) -> bool:
+        # Without check_vma nothing is known to vary; with it shard_map refuses a pmax of what does not.
+        tracked = axis in varying(lax.axis_index(axis))
+        return axis in varying(x) or not tracked
+
+    beside = [axis for axis in jax.sharding.get_abstract_mesh().manual_axes if axis not in axis_names(axis_name)]
+    axes = tuple(axis for axis in beside if may_vary(axis))
+    return lax.pmax(x, axes) if axes else x
+
+
 def all_gather(x: Array, axis_name: AxisName) -> Array:
     """[...] to [n, ...], the same on every worker and typed so where shard_map tracks it."""
     invarying = any(axis in varying(x) for axis in axis_names(axis_name))

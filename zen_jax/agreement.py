@@ -6,9 +6,11 @@ import os
 from typing import Any
 
 import jax
+import jaxlib
 import numpy as np
 from jax.experimental import multihost_utils
 
+from zen_jax._native import backend_info
 from zen_jax._typing import PyTree
 from zen_jax.planning.plan import Plan
 
@@ -20,8 +22,9 @@ def check_agreement(**what: PyTree) -> None:
     """Compares what must be the same on every process, and raises on all of them where something differs.
 
     Call it on every process, behind `jax.distributed.initialize` and before the first step, with whatever they could
-    disagree about: scheme, unit, hash, seed, plan, options, parameters. The versions of jax and zen_jax are always
-    compared. It is a collective of a few bytes; a process by itself agrees with itself.
+    disagree about: scheme, unit, hash, seed, plan, options, parameters. The versions of jax, jaxlib and zen_jax, and
+    whether the kernels are custom calls, are always compared. It is a collective of a few bytes; a process by itself
+    agrees with itself.
 
     Args:
       **what: values by name: numbers, strings, None, a `Plan`, arrays, and trees of these. Arrays are compared by shape
@@ -35,7 +38,8 @@ def check_agreement(**what: PyTree) -> None:
     """
     from zen_jax import __version__
 
-    mine = describe({"jax": jax.__version__, "zen_jax": __version__} | what)
+    versions = {"jax": jax.__version__, "jaxlib": jaxlib.__version__, "zen_jax": __version__}
+    mine = describe(versions | {"kernels": _lowering()} | what)
     text = json.dumps(mine, sort_keys=True).encode()
     digests = _gather(hashlib.sha256(text).digest())
     if len(set(digests)) == 1:
@@ -73,6 +77,12 @@ def differences(described: list[dict[str, str]]) -> list[str]:
         if len(processes) > 1:
             lines.append(f"{name} is " + ", but ".join(f"{text} on {_listed(who)}" for text, who in processes.items()))
     return lines
+
+
+def _lowering() -> str:
+    """What carries the kernels on this process's devices: "custom calls" or "pure JAX"."""
+    backend = jax.default_backend()
+    return backend_info().get("cuda" if backend == "gpu" else backend, "pure JAX").split(" (")[0]
 
 
 def _text(leaf: Any) -> str:

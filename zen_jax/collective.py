@@ -111,7 +111,7 @@ def all_reduce(
 
 def _capacities(capacity: Capacity, scheme: str, n: int) -> tuple[int | None, ...]:
     """One for each exchange, as far as given."""
-    capacities = capacity if isinstance(capacity, tuple) else (capacity,)
+    capacities = tuple(capacity) if isinstance(capacity, tuple | list) else (capacity,)
     for value in capacities:
         if value is not None:
             errors.check_at_least("capacity", value, 1)

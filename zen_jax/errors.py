@@ -1,11 +1,22 @@
 """Checks of arguments: each raises a ValueError that names the argument, the value and what to do."""
 
 from collections.abc import Collection
+from numbers import Integral, Real
 from typing import Any
 
 import jax.numpy as jnp
 
 MAX_WORKERS = 65535
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer of Python or NumPy, and no boolean."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a real number of Python or NumPy, and no boolean."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
@@ -14,12 +25,12 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
 
 
 def check_at_least(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not is_integer(value) or value < least:
         raise ValueError(f"{name}={value!r} must be an integer of at least {least}.")
 
 
 def check_seed(value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**32:
+    if not is_integer(value) or not 0 <= value < 2**32:
         raise ValueError(f"seed={value!r} must be an integer from 0 to 2**32 - 1.")
 
 
@@ -27,6 +38,14 @@ def check_workers(value: Any) -> None:
     check_at_least("n", value, 1)
     if value > MAX_WORKERS:
         raise ValueError(f"n={value} must be at most {MAX_WORKERS}. Reduce over fewer workers at a time.")
+
+
+def check_units(units: int) -> None:
+    if units >= 2**31:
+        raise ValueError(
+            f"a gradient has {units} units, but pure JAX names fewer than 2**31. Use wider units, or install zen_jax "
+            "where a compiler builds its kernels."
+        )
 
 
 def check_float(name: str, dtype: Any) -> None:
@@ -50,10 +69,10 @@ def check_shape(name: str, shape: tuple[int, ...], wanted: tuple[int | None, ...
 
 
 def check_positive(name: str, value: Any) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+    if not is_number(value) or not 0 < value < float("inf"):
         raise ValueError(f"{name}={value!r} must be a number above 0.")
 
 
 def check_not_negative(name: str, value: Any) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < float("inf"):
+    if not is_number(value) or not 0 <= value < float("inf"):
         raise ValueError(f"{name}={value!r} must be a number of at least 0.")

@@ -42,6 +42,7 @@ class RowSparseGradient:
 
         Equal ids are summed, 16-bit floats in float32.
         """
+        ids = widened(ids)
         valid = (ids >= 0) & (ids < num_rows)
         unique, slots = unique_ids(jnp.where(valid, ids, num_rows).astype(jnp.int32), num_rows)
         total = jnp.zeros_like(rows, accumulator_dtype(rows.dtype))
@@ -83,7 +84,8 @@ class RowSparseGradient:
         return self._at(table).set(rows.astype(table.dtype), **_UNIQUE)
 
     def __radd__(self, table: Array) -> Array:
-        return self._at(table).add(self.rows.astype(table.dtype), **_UNIQUE)
+        gradient = intact(self)
+        return gradient._at(table).add(gradient.rows.astype(table.dtype), **_UNIQUE)
 
     def _at(self, table: Array) -> Any:
         check_intact(self)
@@ -110,12 +112,34 @@ def is_row_sparse(leaf: Any) -> bool:
 
 
 def check_intact(gradient: RowSparseGradient) -> None:
-    """Raises a ValueError where a transformation that does not know row-sparse leaves has computed with the ids."""
+    """Raises a ValueError where a transformation that does not know row-sparse leaves has changed the ids' dtype."""
     if gradient.ids.dtype != jnp.int32:
         raise ValueError(
             f"RowSparseGradient has ids of {gradient.ids.dtype}, but they must be int32: a transformation before this "
             "one has computed with them. Wrap it in zen_jax.embedding.lazy, which passes it the rows alone."
         )
+
+
+def intact(gradient: RowSparseGradient) -> RowSparseGradient:
+    """The gradient; one of NaN where its ids are not ascending.
+
+    A transformation that does not know row-sparse leaves may compute with the ids and keep their dtype, as
+    `optax.scale_by_schedule` does: that is not seen before the step runs, and must not train other rows.
+    """
+    check_intact(gradient)
+    ids = gradient.ids
+    ascending = jnp.all((ids[1:] > ids[:-1]) | (ids[1:] >= gradient.num_rows)) & jnp.all(ids >= 0)
+    return RowSparseGradient(
+        jnp.where(ascending, ids, jnp.arange(ids.size, dtype=jnp.int32)),
+        jnp.where(ascending, gradient.rows, jnp.full((), jnp.nan, gradient.dtype)),
+        gradient.num_rows,
+    )
+
+
+def widened(ids: Any) -> Array:
+    """Ids of at least 32 bits: JAX would cut a number of rows to the dtype of narrower ones to compare it with them."""
+    ids = jnp.asarray(ids)
+    return ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
 
 
 def unique_ids(ids: Array, unused: int) -> tuple[Array, Array]:

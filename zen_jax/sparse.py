@@ -73,12 +73,12 @@ def is_sparse(leaf: Any) -> bool:
     return isinstance(leaf, SparseGradient)
 
 
-def listed(units: Array | SparseGradient) -> tuple[Array, Array, Array]:
-    """The non-zero units of [U, m], or of a gradient of shape [U, 1], in one bucket with room for all it can hold."""
+def listed(units: Array | SparseGradient, room: int) -> tuple[Array, Array, Array]:
+    """The first `room` non-zero units of [U, m], or of a gradient of shape [U, 1], in one bucket."""
     if not is_sparse(units):
-        return kernels.partition(units, 1, units.shape[0])
+        return kernels.partition(units, 1, room)
     check_intact(units)
-    return units.indices[None], units.values[None, :, None], jnp.minimum(units.count, units.room)[None]
+    return units.indices[None, :room], units.values[None, :room, None], jnp.minimum(units.count, units.room)[None]
 
 
 def densified(gradient: Array | SparseGradient) -> Array:

@@ -59,8 +59,8 @@ def value_and_grad(
       with `return_info`; aux gains a leading axis of n, one slice per worker.
 
     Raises:
-      ValueError: for an axis that the mesh lacks or that is given twice, a batch that n does not divide, or `lookups`
-        beside `argnums` other than 0.
+      ValueError: for an axis that the mesh lacks or that is given twice, a batch that n does not divide, `lookups`
+        beside `argnums` other than 0, or `padding_id` without `lookups`.
 
     >>> import jax, jax.numpy as jnp
     >>> mesh = jax.make_mesh((1,), ("data",))
@@ -76,6 +76,8 @@ def value_and_grad(
         raise ValueError(
             f"argnums={argnums!r}, but lookups are of argument 0. Make all that is differentiated one tree, argument 0."
         )
+    if lookups is None and padding_id is not None:
+        raise ValueError(f"padding_id={padding_id!r} is of lookups, but there are none. Pass lookups too, or neither.")
     axes = _axis.joined(axis_name, intra_axis)
     n = math.prod(mesh.shape[axis] for axis in _axis.axis_names(axes))
     transform = synchronize(axis_name, op=op, scheme=scheme, unit=unit, plan=plan, seed=seed, intra_axis=intra_axis)

@@ -3,6 +3,7 @@
 import math
 
 from zen_jax._typing import Unit
+from zen_jax.errors import is_integer
 
 SMALLEST_AUTO_WIDTH = 16
 
@@ -25,13 +26,13 @@ def unit_width(shape: tuple[int, ...], unit: Unit, n: int) -> int:
     """
     check_unit(unit)
     columns = math.prod(shape[1:])
-    if isinstance(unit, int):
+    if is_integer(unit):
         if columns % unit:
             raise ValueError(
                 f"unit={unit} must divide the {columns} columns of a gradient of shape {tuple(shape)}. "
                 f"Use one of {_divisors(columns)}, or 'row'."
             )
-        return unit
+        return int(unit)
     if unit == "element" or columns == 0:
         return 1
     if unit == "row":
@@ -43,8 +44,7 @@ def unit_width(shape: tuple[int, ...], unit: Unit, n: int) -> int:
 
 def check_unit(unit: Unit) -> None:
     """Raises a ValueError for a unit that suits no tensor."""
-    is_number = isinstance(unit, int) and not isinstance(unit, bool)
-    if not (unit >= 1 if is_number else unit in ("element", "row", "auto")):
+    if not (unit >= 1 if is_integer(unit) else unit in ("element", "row", "auto")):
         raise ValueError(f"unit={unit!r} is unknown. Use 'element', 'row', 'auto' or a positive number of columns.")
 
 

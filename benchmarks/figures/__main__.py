@@ -1,7 +1,7 @@
 """Redoes a figure of ZEN's paper as NAME.png, NAME.json and a table, NAME.md.
 
-    python -m benchmarks.figures characteristics --data path/to/data --out build/figures
-    python -m benchmarks.figures speedups --network build/network.json
+python -m benchmarks.figures characteristics --data path/to/data --out build/figures
+python -m benchmarks.figures speedups --network build/network.json
 """
 
 import argparse

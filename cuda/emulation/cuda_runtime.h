@@ -37,6 +37,9 @@ cudaError_t run_grid(unsigned blocks, unsigned threads, size_t shared_bytes, con
 // What tests set: the seed of the schedule and how many blocks are resident at once.
 void set_schedule(uint64_t seed, int resident_blocks);
 
+// What the device gives a block, as tests set it.
+inline int most_shared_bytes = 227 << 10;
+
 }  // namespace zen::emulation
 
 #define threadIdx (::zen::emulation::thread_index())
@@ -55,14 +58,23 @@ struct cudaLaunchConfig_t {
 };
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin };
 
 inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int bytes) {
-  constexpr int kMostSharedBytes = 227 << 10;
-  return bytes <= kMostSharedBytes ? cudaSuccess : cudaErrorInvalidValue;
+  return bytes <= zen::emulation::most_shared_bytes ? cudaSuccess : cudaErrorInvalidValue;
+}
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = zen::emulation::most_shared_bytes;
+  return cudaSuccess;
 }
 
 template <typename... Params, typename... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args... args) {
+  if (config->dynamicSmemBytes > static_cast<size_t>(zen::emulation::most_shared_bytes)) return cudaErrorInvalidValue;
   return zen::emulation::run_grid(config->gridDim.x, config->blockDim.x, config->dynamicSmemBytes,
                                   [=] { kernel(args...); });
 }

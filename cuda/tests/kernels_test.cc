@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 #include <vector>
 
 #include "cuda/common/bits.h"
@@ -261,6 +262,13 @@ void random_sums() {
       static_cast<uint32_t>(rng()));
 }
 
+// A GPU whose blocks have too little shared memory for one pass, as an A10's for many servers.
+void test_partition_on_a_small_gpu() {
+  const int of_h200 = std::exchange(emulation::most_shared_bytes, 99 << 10);
+  test_partition<uint32_t>({1, 9000, 1, 128, 20}, 0.3, 5);
+  emulation::most_shared_bytes = of_h200;
+}
+
 // Ranges as large as a block's sums.
 void test_large_shard() {
   emulation::set_schedule(rng(), 3);
@@ -277,6 +285,7 @@ int main(int argc, char** argv) {
   zen::cuda::rng.seed(argc > 2 ? std::atoi(argv[2]) : 7);
   zen::cuda::test_small_divisor();
   zen::cuda::test_large_shard();
+  zen::cuda::test_partition_on_a_small_gpu();
   for (int i = 0; i < rounds; ++i) {
     zen::cuda::random_cases<uint16_t>();
     zen::cuda::random_cases<uint32_t>();

@@ -18,8 +18,10 @@ WIDTHS = [1, 3, 64]
 
 
 @pytest.fixture(autouse=True)
-def float64_is_float64(x64):
+def float64_is_float64():
     """All tests here run with 64-bit types, so that float64 is among the dtypes."""
+    with jax.enable_x64(True):
+        yield
 
 
 def reference(name, *arrays, **options):
@@ -38,9 +40,10 @@ def gradient(units, width, density, dtype):
 
 
 def check_buckets(actual, expected, capacity):
-    positions, values, counts = (np.asarray(part) for part in actual)
+    positions, values, counts = actual
     np.testing.assert_array_equal(counts, expected[2])
-    for server, count in enumerate(np.minimum(counts, capacity)):
+    # What lies behind a count is not written: copied to the host, it would count as an error of initcheck's.
+    for server, count in enumerate(np.minimum(counts, capacity).tolist()):
         np.testing.assert_array_equal(positions[server, :count], expected[0][server, :count])
         assert_same_bits(values[server, :count], expected[1][server, :count], f"server {server}")
 

@@ -33,7 +33,7 @@ def value_and_grad(
       gradients are a tree like params, with a RowSparseGradient of K entries at a table of which K ids are looked up.
 
     Raises:
-      ValueError: for a name that params lack, and as `take_rows`.
+      ValueError: for a name that params or lookups lack, and as `take_rows`.
 
     >>> import jax.numpy as jnp
     >>> from zen_jax.embedding import lookup
@@ -72,10 +72,11 @@ def value_and_grad(
 def _take(
     tables: Mapping[str, Array], ids: Mapping[str, PyTree], padding_id: int | Mapping[str, int] | None
 ) -> dict[str, TakenRows]:
-    unknown = sorted(set(ids) - set(tables))
-    if unknown:
-        raise ValueError(
-            f"lookups name {', '.join(unknown)}, but params have {', '.join(tables)}. Use names of params."
-        )
     padding = padding_id if isinstance(padding_id, Mapping) else dict.fromkeys(ids, padding_id)
+    for argument, names, known, owner in (("lookups", ids, tables, "params"), ("padding_id", padding, ids, "lookups")):
+        unknown = sorted(set(names) - set(known))
+        if unknown:
+            raise ValueError(
+                f"{argument} names {', '.join(unknown)}, but {owner} have {', '.join(known)}. Use names of {owner}."
+            )
     return {name: take_rows(tables[name], of_table, padding_id=padding.get(name)) for name, of_table in ids.items()}

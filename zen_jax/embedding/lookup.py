@@ -11,7 +11,7 @@ from jax import lax
 
 from zen_jax._typing import Array, PyTree
 from zen_jax.errors import check_choice
-from zen_jax.row_sparse import RowSparseGradient, unique_ids
+from zen_jax.row_sparse import RowSparseGradient, unique_ids, widened
 
 COMBINERS = ("sum", "mean")
 
@@ -76,7 +76,7 @@ def take_rows(table: Array, ids: PyTree, *, padding_id: int | None = None) -> Ta
     arrays = jax.tree.leaves(ids)
     for array in arrays:
         check_ids(array, num_rows, padding_id)
-    flat = [_valid_or(num_rows, jnp.asarray(array).reshape(-1), num_rows, padding_id) for array in arrays]
+    flat = [_valid_or(num_rows, widened(array).reshape(-1), num_rows, padding_id) for array in arrays]
     unique, _ = unique_ids(jnp.concatenate([jnp.zeros(0, jnp.int32), *flat]), num_rows)
     rows = table.at[unique].get(mode="fill", fill_value=0, indices_are_sorted=True, wrap_negative_indices=False)
     return TakenRows(unique, rows, num_rows)
@@ -103,7 +103,7 @@ def lookup(table: Array | TakenRows, ids: Array, *, padding_id: int | None = Non
     """
     num_rows = table.shape[0]
     check_ids(ids, num_rows, padding_id)
-    ids = jnp.asarray(ids)
+    ids = widened(ids)
     rows = table.rows if isinstance(table, TakenRows) else table
     at = _valid_or(num_rows, ids, num_rows, padding_id)
     if isinstance(table, TakenRows) and rows.shape[0]:
@@ -144,7 +144,7 @@ def bag(table: Array | TakenRows, ids: Array, *, combiner: str = "sum", padding_
     total = jnp.sum(lookup(table, ids, padding_id=padding_id), axis=axis)
     if combiner == "sum":
         return total
-    counted = jnp.ones_like(ids, bool) if padding_id is None else jnp.asarray(ids) != padding_id
+    counted = jnp.ones_like(ids, bool) if padding_id is None else widened(ids) != padding_id
     counts = jnp.maximum(jnp.sum(counted, axis=axis), 1).astype(total.dtype)
     return total / lax.expand_dims(counts, range(axis, total.ndim))
 
@@ -168,7 +168,7 @@ def check_ids(ids: Any, num_rows: int, padding_id: int | None = None) -> None:
 
 
 def _valid_or(other: int, ids: Array, num_rows: int, padding_id: int | None) -> Array:
-    """int32 ids, with `other` in place of padding and of those outside [0, num_rows)."""
+    """Of `widened` ids, as int32 with `other` in place of padding and of those outside [0, num_rows)."""
     valid = (ids >= 0) & (ids < num_rows)
     if padding_id is not None:
         valid &= ids != padding_id

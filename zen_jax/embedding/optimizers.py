@@ -6,7 +6,7 @@ import jax
 import optax
 
 from zen_jax._typing import PyTree
-from zen_jax.row_sparse import RowSparseGradient, is_row_sparse
+from zen_jax.row_sparse import RowSparseGradient, intact, is_row_sparse
 
 
 def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -42,6 +42,7 @@ def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExt
     inner = optax.with_extra_args_support(inner)
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
+        updates = jax.tree.map(_intact, updates, is_leaf=is_row_sparse)
         # A tree like the state, with the gradient at whatever the state holds of a table.
         gradients = optax.tree_utils.tree_map_params(
             inner, lambda held, gradient: gradient, state, updates, is_leaf=lambda x: isinstance(x, optax.MaskedNode)
@@ -76,6 +77,10 @@ def densify() -> optax.GradientTransformation:
         return leaf.to_dense() if is_row_sparse(leaf) else leaf
 
     return optax.stateless(lambda updates, params: jax.tree.map(dense, updates, is_leaf=is_row_sparse))
+
+
+def _intact(leaf: Any) -> Any:
+    return intact(leaf) if is_row_sparse(leaf) else leaf
 
 
 def _rows_of(tree: PyTree) -> PyTree:

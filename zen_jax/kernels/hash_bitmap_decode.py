@@ -5,7 +5,7 @@ import numpy as np
 
 from zen_jax import hashing
 from zen_jax._typing import Array
-from zen_jax.errors import check_at_least, check_float, check_rank, check_seed, check_shape
+from zen_jax.errors import check_at_least, check_float, check_rank, check_seed, check_shape, check_units
 from zen_jax.kernels._bits import bitmap_words, unpack_bits
 from zen_jax.kernels._lowering import custom_call_or
 
@@ -53,6 +53,7 @@ def hash_bitmap_decode(words: Array, values: Array, size: int, *, seed: int = 0)
 
 def reference(words: Array, values: Array, size: int, *, seed: int = 0) -> Array:
     """The pure-JAX lowering, on values [n, C, D]."""
+    check_units(size)
     n = words.shape[0]
     idx = jnp.arange(size, dtype=jnp.uint32)
     return decode_at(words, values, hashing.server_of(idx, n, seed), hashing.position_of(idx, n))

@@ -6,7 +6,7 @@ import numpy as np
 
 from zen_jax import hashing
 from zen_jax._typing import Array
-from zen_jax.errors import check_at_least, check_float, check_rank, check_seed, check_workers
+from zen_jax.errors import check_at_least, check_float, check_rank, check_seed, check_units, check_workers
 from zen_jax.kernels._bits import first_set, unit_is_nonzero
 from zen_jax.kernels._lowering import custom_call_or
 
@@ -60,6 +60,7 @@ def partition(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array,
 def reference(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array, Array, Array]:
     """The pure-JAX lowering, on x [U, D]. Entries beyond the count are 0."""
     units, width = x.shape
+    check_units(units)
     tiles = -(-units // n)
     if tiles == 0:
         empty = jnp.zeros((n, capacity), jnp.int32)

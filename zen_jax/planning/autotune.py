@@ -8,7 +8,7 @@ import jax
 from zen_jax import errors
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.live import Profiler
-from zen_jax.planning.plan import ORDERED, Plan, plan
+from zen_jax.planning.plan import ORDERED, Plan, dense_among, plan
 from zen_jax.planning.profile import SparsityProfile
 
 Step = Callable[..., Any]
@@ -24,7 +24,7 @@ class Autotuned:
         self.plan: Plan | None = None
         self._make_step, self._cluster, self._schemes = make_step, cluster, schemes
         self._to_profile = steps
-        self._profiler = Profiler()
+        self._profiler = Profiler(cluster)
         self._step = make_step(self._profiler)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -62,7 +62,8 @@ def autotune(
       A step with the arguments and results of those that `make_step` makes, and the attributes `profile` and `plan`.
 
     Raises:
-      ValueError: for steps below 1; when planning, for a cluster of another size, or a step that ignored its plan.
+      ValueError: for steps below 1, or schemes as `zen_jax.plan`; in the first call, before anything runs, for a
+        cluster of another size; when planning, for a step that ignored its plan.
 
     >>> import jax, jax.numpy as jnp
     >>> from zen_jax.transforms.synchronize import synchronize
@@ -79,4 +80,5 @@ def autotune(
     Source: ZEN (OSDI 2025), section 3.
     """
     errors.check_at_least("steps", steps, 1)
+    dense_among(schemes)
     return Autotuned(make_step, cluster, steps, schemes)

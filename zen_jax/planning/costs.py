@@ -17,7 +17,7 @@ from zen_jax.formats.words import WORD_BYTES
 from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.profile import LeafProfile, UnitProfile
-from zen_jax.schemes import push
+from zen_jax.schemes import agsparse, push
 from zen_jax.schemes.dense import dense_bytes
 from zen_jax.schemes.partitioning import Contiguous, Partitioning, TileRotation
 from zen_jax.schemes.pull import pull_format
@@ -181,15 +181,21 @@ def _on_servers(
 
 def _agsparse(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
     dtype = np.dtype(leaf.dtype)
-    capacity = planned(unit.groups[0], unit.units)
+    top = agsparse.sparse_limit(unit.units, unit.width, dtype, n)
+    capacity = planned(unit.groups[0], max(1, top))
+    agreeing = Exchange("all_gather", (n - 1) * WORD_BYTES)
+    counting = Work("partition", leaf.nbytes, 0)  # of the non-zero units of the sum, for Info
+    if unit.groups[0] > top:
+        dense, *_ = _dense(leaf, n)
+        return Candidate("agsparse", unit.width, (capacity,), (agreeing, *dense.exchanges), (*dense.work, counting))
     message = coo.message_bytes(capacity, unit.width, dtype)
-    exchanges = (Exchange("all_gather", (n - 1) * WORD_BYTES), Exchange("all_gather", (n - 1) * message))
+    exchanges = (agreeing, Exchange("all_gather", (n - 1) * message))
     sent = unit.nonzero * unit.width * dtype.itemsize
     work = (
         Work("partition", leaf.nbytes, sent),
         Work("aggregate", leaf.nbytes, n * sent),
         Work("copy", 2 * n * message, 0),
-        Work("partition", leaf.nbytes, 0),  # counts the non-zero units of the sum, for Info
+        counting,
     )
     return Candidate("agsparse", unit.width, (capacity,), exchanges, work)
 

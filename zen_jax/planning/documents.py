@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 T = TypeVar("T")
 VERSION = 1
 
@@ -16,7 +18,7 @@ def document(kind: str, content: dict[str, Any]) -> dict[str, Any]:
 
 def save(path: str | Path, document: dict[str, Any]) -> None:
     """Writes a document."""
-    Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    Path(path).write_text(json.dumps(document, indent=1, default=np.generic.item) + "\n", encoding="utf-8")
 
 
 def load(path: str | Path, kind: str, build: Callable[[dict[str, Any]], T]) -> T:

@@ -10,6 +10,7 @@ from jax import lax
 from zen_jax import _axis
 from zen_jax._typing import Array, AxisName
 from zen_jax.planning.buckets import DENSE_BELOW
+from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.profile import LeafProfile, SparsityProfile, candidate_widths, leaf_profile
 from zen_jax.planning.statistics import Counts, Touched, count, touched
 from zen_jax.row_sparse import is_row_sparse
@@ -29,6 +30,9 @@ class Profiler:
     `dense_below` bytes (1 MiB) are not looked at, for they travel together, nor are row-sparse gradients, which need no
     plan. Works wherever `synchronize` does; among several hosts all come to the same profile.
 
+    Args:
+      cluster: what the profile is for, if known: a step of another number of workers is refused before it runs.
+
     >>> import jax, jax.numpy as jnp
     >>> from zen_jax.transforms.synchronize import synchronize
     >>> profiler = Profiler()
@@ -40,9 +44,10 @@ class Profiler:
     0.01
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cluster: Cluster | None = None) -> None:
+        self._cluster = cluster
         self._leaves: dict[str, tuple[tuple[int, ...], str]] = {}
-        self._n = self._seed = 0
+        self._n = self._seed = self._dense_below = 0
         self._reports: dict[int, list[Report]] = {}
 
     def observe(
@@ -59,10 +64,12 @@ class Profiler:
         `dense_below` bytes are left out.
         """
         n, worker = _axis.axis_size(axis_name), lax.axis_index(axis_name)
+        if self._cluster is not None:
+            self._cluster.check_workers(n)
         if intra_axis is not None:
             worker = worker * _axis.axis_size(intra_axis) + lax.axis_index(intra_axis)
         self._leaves = {name: (leaf.shape, str(leaf.dtype)) for name, leaf in named}
-        self._n, self._seed = n, seed
+        self._n, self._seed, self._dense_below = n, seed, dense_below
         with jax.named_scope("profile"):
             found = {
                 (name, width): bitmap
@@ -91,7 +98,7 @@ class Profiler:
         for name, (shape, dtype) in self._leaves.items():
             counted = [step[name] for step in steps if name in step]
             leaves[name] = leaf_profile(shape, dtype, counted) if counted else LeafProfile(shape, dtype)
-        return SparsityProfile(self._n, leaves, self._seed, len(steps))
+        return SparsityProfile(self._n, leaves, self._seed, len(steps), self._dense_below)
 
 
 def _touched(leaf: Array, n: int) -> dict[int, Touched]:

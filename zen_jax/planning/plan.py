@@ -8,7 +8,7 @@ from typing import Any
 from zen_jax import errors
 from zen_jax._typing import Array
 from zen_jax.planning import documents
-from zen_jax.planning.buckets import BUCKET_BYTES, DENSE_BELOW, buckets
+from zen_jax.planning.buckets import BUCKET_BYTES, buckets
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.estimate import Estimate, Estimated, estimate
 from zen_jax.planning.profile import LeafProfile, SparsityProfile
@@ -70,7 +70,10 @@ class Plan:
         errors.check_seed(self.seed)
 
     def check(self, named: list[tuple[str, Array]], n: int | None, seed: int) -> None:
-        """Raises a ValueError that says what differs where this is a plan for another tree, n or seed."""
+        """Raises a ValueError that says what differs where this is a plan for another tree, n or seed.
+
+        Without n the leaves are parameters, whose dtype may be another than their gradients'.
+        """
         if n is not None and n != self.n:
             raise ValueError(f"plan is for {self.n} workers, but the axis has {n}. Make a plan for {n} workers.")
         if seed != self.seed:
@@ -80,7 +83,7 @@ class Plan:
             raise ValueError(f"plan is for other leaves: {', '.join(differing)} differ. Make a plan for this tree.")
         for name, leaf in named:
             planned = self.leaves[name]
-            if planned.shape != leaf.shape or planned.dtype != str(leaf.dtype):
+            if planned.shape != leaf.shape or (n is not None and planned.dtype != str(leaf.dtype)):
                 raise ValueError(
                     f"plan is for {name} of {planned.dtype}{list(planned.shape)}, but the gradient is "
                     f"{leaf.dtype}{list(leaf.shape)}. Make a plan for these shapes."
@@ -147,17 +150,13 @@ def plan(
 
     Source: ZEN (OSDI 2025), section 3: the scheme by comparing Equations 1 and 2.
     """
-    for scheme in schemes:
-        errors.check_choice("schemes", scheme, registry.names())
-    dense = [scheme for scheme in ("dense_ordered", "dense") if scheme in schemes]
-    if not dense:
-        raise ValueError(f"schemes={tuple(schemes)!r} has no dense one. Add 'dense_ordered' or 'dense'.")
+    dense = dense_among(schemes)
     errors.check_at_least("bucket_bytes", bucket_bytes, 1)
     estimated = estimate(profile, cluster)
     chosen, fused = {}, []
     for name, leaf in profile.leaves.items():
         best, together = estimated.best(name, schemes), estimated.best(name, dense)
-        if leaf.nbytes < DENSE_BELOW and _in_a_bucket(together, cluster, estimated) <= best.seconds:
+        if leaf.nbytes < profile.dense_below and _in_a_bucket(together, cluster, estimated) <= best.seconds:
             fused.append(name)
             best = together
         chosen[name] = _leaf_plan(leaf, best)
@@ -166,6 +165,16 @@ def plan(
         for i in bucket:
             chosen[fused[i]] = replace(chosen[fused[i]], bucket=number)
     return Plan(profile.n, chosen, profile.seed)
+
+
+def dense_among(schemes: Collection[str]) -> list[str]:
+    """The dense ones of schemes to choose from; a ValueError where one is unknown or none is dense."""
+    for scheme in schemes:
+        errors.check_choice("schemes", scheme, registry.names())
+    dense = [scheme for scheme in ("dense_ordered", "dense") if scheme in schemes]
+    if not dense:
+        raise ValueError(f"schemes={tuple(schemes)!r} has no dense one. Add 'dense_ordered' or 'dense'.")
+    return dense
 
 
 def _in_a_bucket(dense: Estimated, cluster: Cluster, estimated: Estimate) -> float:

@@ -14,6 +14,7 @@ from zen_jax._typing import PyTree, Unit
 from zen_jax.errors import check_float, check_seed, check_workers
 from zen_jax.formats.tensor_block import BLOCK
 from zen_jax.planning import documents
+from zen_jax.planning.buckets import DENSE_BELOW
 from zen_jax.planning.statistics import Counts, count_stacked, partitions
 from zen_jax.planning.table import table
 from zen_jax.trees import named_leaves
@@ -90,6 +91,7 @@ class SparsityProfile:
     leaves: Mapping[str, LeafProfile]
     seed: int = 0
     steps: int = 1
+    dense_below: int = DENSE_BELOW  # bytes under which a leaf may be fused into a dense bucket
 
     def __post_init__(self) -> None:
         check_workers(self.n)
@@ -266,7 +268,7 @@ def _from_json(document: Mapping[str, Any]) -> SparsityProfile:
     for name, leaf in document["leaves"].items():
         units = {int(width): _unit_from_json(unit) for width, unit in leaf["units"].items()}
         leaves[name] = LeafProfile(tuple(leaf["shape"]), leaf["dtype"], units)
-    return SparsityProfile(document["n"], leaves, document["seed"], document["steps"])
+    return SparsityProfile(document["n"], leaves, document["seed"], document["steps"], document["dense_below"])
 
 
 def _unit_from_json(unit: Mapping[str, Any]) -> UnitProfile:

@@ -1,4 +1,4 @@
-"""AGsparse: one all-gather of every worker's COO, which every worker sums; traffic grows with the workers."""
+"""AGsparse: one all-gather of every worker's COO, which every worker sums; traffic and memory grow with the workers."""
 
 from collections.abc import Callable
 
@@ -10,10 +10,10 @@ from zen_jax._typing import Array, AxisName
 from zen_jax.formats import coo
 from zen_jax.formats.words import WORD_BYTES
 from zen_jax.info import Info, make_info
-from zen_jax.schemes.dense import dense_bytes
+from zen_jax.schemes.dense import dense_bytes, dense_ordered
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
 from zen_jax.schemes.request import Request
-from zen_jax.sparse import SparseGradient, listed
+from zen_jax.sparse import SparseGradient, densified, is_sparse, listed
 
 EXCHANGES = 1
 
@@ -21,17 +21,24 @@ EXCHANGES = 1
 def agsparse(x: Array | SparseGradient, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
     """All-reduces units [U, m]; sums run in worker order. Without servers all traffic is push.
 
+    Where gathering would take more bytes than a dense all-reduce, and so much more memory than the gradient,
+    `dense_ordered` takes over.
+
     Source: ZEN (OSDI 2025), sections 2.3 and 2.4.
     """
     n = _axis.axis_size(axis_name)
     units, width = x.shape
-    positions, values, counts = listed(x)
-    rungs = ladder(positions.shape[1], request.planned(0), width * x.dtype.itemsize)
+    most = x.room if is_sparse(x) else units
+    top = min(most, sparse_limit(units, width, x.dtype, n))
+    if top == 0:
+        return dense_ordered(densified(x), axis_name, request)
+    positions, values, counts = listed(x, top)
+    rungs = ladder(top, request.planned(0), width * x.dtype.itemsize)
     counts_by_worker = _axis.all_gather(counts[0], axis_name)
     fullest = request.agreed(jnp.max(counts_by_worker))
 
-    def gather(capacity: int) -> Callable[[Array, Array, Array], Array]:
-        def branch(positions: Array, values: Array, counts: Array) -> Array:
+    def gather(capacity: int) -> Callable[..., Array]:
+        def branch(_: Array | SparseGradient, positions: Array, values: Array, counts: Array) -> Array:
             message = coo.pack(positions[:, :capacity], values[:, :capacity], counts)
             gathered = _axis.all_gather(message[0], axis_name)
             received = coo.unpack(gathered, capacity, width, x.dtype)
@@ -39,13 +46,31 @@ def agsparse(x: Array | SparseGradient, axis_name: AxisName, request: Request) -
 
         return branch
 
+    def dense(x: Array | SparseGradient, *_: Array) -> Array:
+        return dense_ordered(densified(x), axis_name, request)[0]
+
+    branches = [gather(c) for c in rungs] + ([dense] if top < most else [])
     rung = rung_for(fullest, rungs)
-    reduced = lax.switch(rung, [gather(c) for c in rungs], positions, values, counts)
-    message_bytes = jnp.array([coo.message_bytes(c, width, x.dtype) + WORD_BYTES for c in rungs], jnp.float32)
+    reduced = lax.switch(rung, branches, x, positions, values, counts)
+    dense_taken, moved = rung == len(rungs), dense_bytes(x.size, x.dtype, n)
+    pushed = jnp.array([*((n - 1) * coo.message_bytes(c, width, x.dtype) for c in rungs), moved], jnp.float32)
     return reduced, make_info(
         density=jnp.mean(counts_by_worker.astype(jnp.float32)) / units,
         density_reduced=kernels.partition(reduced, 1, 1)[2][0] / units,
-        bytes_pushed=(n - 1) * message_bytes[rung],
-        bytes_dense=2 * dense_bytes(x.size, x.dtype, n),
+        bytes_pushed=pushed[rung] + (n - 1) * WORD_BYTES,
+        bytes_pulled=jnp.where(dense_taken, moved, 0),
+        bytes_dense=2 * moved,
         rounds=rounds(fullest, request.planned(0)),
+        dense_taken=dense_taken,
     )
+
+
+def sparse_limit(units: int, width: int, dtype: jnp.dtype, n: int) -> int:
+    """The most units of a worker with which gathering cannot move more bytes than a dense all-reduce.
+
+    >>> [sparse_limit(1000, 16, jnp.float32, n) for n in (2, 4, 16)]
+    [941, 470, 117]
+    """
+    unit_bytes = width * jnp.dtype(dtype).itemsize
+    budget = 2 * units * unit_bytes // n - 2 * WORD_BYTES  # but for the count, and the padding of 16-bit floats
+    return min(units, max(0, budget // (WORD_BYTES + unit_bytes)))

@@ -15,7 +15,7 @@ from zen_jax.formats import coo
 from zen_jax.formats.words import WORD_BYTES
 from zen_jax.info import Info, make_info
 from zen_jax.kernels.partition_coo import by_server
-from zen_jax.row_sparse import RowSparseGradient, check_intact, unique_ids
+from zen_jax.row_sparse import RowSparseGradient, intact, unique_ids
 from zen_jax.schemes.dense import dense_bytes
 from zen_jax.schemes.ladder import ladder, rung_for
 from zen_jax.schemes.request import Request
@@ -38,7 +38,7 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     Returns:
       The reduced gradient with min(n K, V) entries, bitwise equal on all workers, and what it took.
     """
-    check_intact(gradient)
+    gradient = intact(gradient)
     n = _axis.axis_size(axis_name)
     if n == 1 or gradient.ids.size == 0:
         ids, rows = _axis.replicated(gradient.ids, axis_name), lax.psum(gradient.rows, axis_name)

@@ -139,7 +139,7 @@ def _exchange_sparse(
     axis_name, n, partitioning, width, dtype, request, pulled = exchange
     unit_bytes = width * dtype.itemsize
     push_rungs = ladder(top, request.planned(0), unit_bytes)
-    pull_rungs = ladder(partitioning.size, request.planned(1), unit_bytes)
+    pull_rungs = ladder(min(partitioning.size, n * top), request.planned(1), unit_bytes)
     pull_rungs = tuple(sorted({max(capacity, pulled.smallest_room) for capacity in pull_rungs}))
 
     def push_with(capacity: int) -> Callable[..., tuple[Array, Array, Shard]]:

@@ -167,11 +167,11 @@ def warmup_density(density: float, steps: int, stages: int = 5) -> Callable[[Arr
 
 
 def _check(momentum: float, clip_norm: float | None, axis_name: AxisName | None) -> None:
-    if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 <= momentum < 1:
+    if not errors.is_number(momentum) or not 0 <= momentum < 1:
         raise ValueError(f"momentum={momentum!r} must be a number from 0 to below 1.")
     if clip_norm is None:
         return
-    if isinstance(clip_norm, bool) or not isinstance(clip_norm, int | float) or not 0 < clip_norm < math.inf:
+    if not errors.is_number(clip_norm) or not 0 < clip_norm < math.inf:
         raise ValueError(f"clip_norm={clip_norm!r} must be a finite number above 0, or None.")
     if axis_name is None:
         raise ValueError(f"clip_norm={clip_norm!r} is shared among n workers: pass axis_name, the axis they lie on.")
@@ -188,7 +188,7 @@ def _bounds(share: float | Array, size: int, model_axis: AxisName | None) -> tup
 
 
 def _clip_factor(updates: PyTree, clip_norm: float, axis_name: AxisName, model_axis: AxisName | None) -> Array:
-    """What to multiply a worker's gradients with: the same on all its shards, and 1 if they are not finite."""
+    """What to multiply a worker's gradients with: the same on all its shards, and 1 if their squares overflow."""
     squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(updates)]
     squared = sum(squares, jnp.float32(0))
     if model_axis is not None:

@@ -64,6 +64,6 @@ def kept(density: float, size: int) -> int:
 
 def check_density(density: Any) -> float:
     """The density as a float, or a ValueError."""
-    if isinstance(density, bool) or not isinstance(density, int | float) or not 0 < density <= 1:
+    if not errors.is_number(density) or not 0 < density <= 1:
         raise ValueError(f"density={density!r} must be a number above 0 and at most 1: the share of elements to send.")
     return float(density)

@@ -96,8 +96,10 @@ def synchronize(
     fused_scheme = "dense" if scheme == "dense" else "dense_ordered"
     reduce = partial(all_reduce, axis_name=axis_name, op=op, seed=seed, intra_axis=intra_axis)
 
-    def is_fused(name: str, leaf: Leaf) -> bool:
-        return leaf.nbytes < dense_below if planned is None else planned[name].bucket is not None
+    def fused_names(named: list[tuple[str, Leaf]]) -> set[str]:
+        if planned is not None:
+            return {name for name, leaf in planned.items() if leaf.bucket is not None}
+        return {name for name, leaf in named if leaf.nbytes < dense_below}
 
     def check(named: list[tuple[str, Leaf]], n: int | None) -> None:
         for name, leaf in named:
@@ -108,7 +110,8 @@ def synchronize(
     def init(params: PyTree) -> SynchronizeState:
         named = named_leaves(params)
         check(named, n=None)
-        return SynchronizeState({FUSED if is_fused(*leaf) else leaf[0]: make_info() for leaf in named})
+        fused = fused_names(named)
+        return SynchronizeState({FUSED if name in fused else name: make_info() for name, _ in named})
 
     def reduce_leaf(name: str, leaf: Leaf) -> tuple[Leaf, Info]:
         if is_row_sparse(leaf):
@@ -135,7 +138,7 @@ def synchronize(
         return reduced, _sum_dense(infos)
 
     def update(updates: PyTree, state: SynchronizeState, params: PyTree = None, **_: Any):
-        del state, params
+        del params
         named = named_leaves(updates)
         check(named, _axis.axis_size(axis_name))
         if intra_axis is not None:
@@ -146,15 +149,19 @@ def synchronize(
         with jax.named_scope("zen"):
             if isinstance(plan, Profiler):
                 plan.observe(named, axis_name, seed, intra_axis, dense_below)
-            fused = [leaf for leaf in named if is_fused(*leaf) and not is_row_sparse(leaf[1])]
-            if fused:
-                arrays, info[FUSED] = reduce_fused(fused)
-                reduced.update(zip([name for name, _ in fused], arrays, strict=True))
+            fused = fused_names(named)
+            if planned is None and state is not None:
+                # As `init` saw it: gradients may be narrower than their parameters, and the state keeps its structure.
+                fused = {name for name, _ in named if name not in state.info}
+            together = [(name, leaf) for name, leaf in named if name in fused and not is_row_sparse(leaf)]
+            if together:
+                arrays, info[FUSED] = reduce_fused(together)
+                reduced.update(zip([name for name, _ in together], arrays, strict=True))
             for name, leaf in named:
                 if name not in reduced:
                     reduced[name], of_leaf = reduce_leaf(name, leaf)
-                    # Under the name that `init`, which sees the whole table, gave it.
-                    key = FUSED if is_fused(name, leaf) else name
+                    # A small table's row-sparse gradient shares the fused leaves' name, as `init` gave it.
+                    key = FUSED if name in fused else name
                     info[key] = total([info[key], of_leaf]) if key in info else of_leaf
         treedef = jax.tree.structure(updates, is_leaf=is_leaf)
         return jax.tree.unflatten(treedef, [reduced[name] for name, _ in named]), SynchronizeState(info)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import optax
 
+from zen_jax import errors
 from zen_jax._typing import Array, PyTree
 from zen_jax.kernels import send_reaching
 from zen_jax.transforms import feedback
@@ -40,7 +41,7 @@ def threshold(value: float) -> optax.GradientTransformationExtraArgs:
     Source: Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing" (Interspeech 2015), without
     its quantisation.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if not errors.is_number(value) or not 0 < value < math.inf:
         raise ValueError(f"value={value!r} must be a finite number above 0: the least magnitude to send.")
 
     def init(params: PyTree) -> ThresholdState:
