@@ -36,7 +36,7 @@ def main(address, count, rank):
     psum = spmd(lambda x: jax.lax.psum(x, "data"))
     schemes = {name: {"scheme": name} for name in zen.schemes.names() if name != "dense"}
     schemes["zen, other formats"] = {"scheme": "zen", "push_format": "bitmap", "pull_format": "bitmap"}
-    always_dense, sometimes_dense = {"dense_ordered"}, {"auto", "sparcml"}
+    always_dense, sometimes_dense = {"dense_ordered"}, {"auto", "agsparse", "sparcml"}
     for scheme, options in schemes.items():
         reduce = spmd(lambda x, options=options: zen.all_reduce(x, "data", op="sum", return_info=True, **options))
         expected = oracle.recursive_doubling if scheme == "sparcml" else oracle.ordered_sum

@@ -111,7 +111,7 @@ def _run(
     positions, values, count = kernels.partition(total, 1, top)
     counts = _axis.all_gather(jnp.where(alive, count[0], 0), axis_name)
     # A permute involves every device of the program, also those beside the workers' axis.
-    most = _axis.largest_beside(request.agreed(counts), axis_name)
+    most = _axis.largest_beside(request.agreed(counts), _axis.joined(axis_name, request.intra_axis))
     # The lower worker's goes first, on both sides: equal bits even where NaNs meet.
     mine_first = me < source
 
