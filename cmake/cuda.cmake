@@ -27,7 +27,12 @@ endif()
 if(ZEN_CUDA STREQUAL AUTO)
   set(ZEN_CUDA OFF)
   if(CMAKE_CUDA_COMPILER)
+    # With all that the kernels are compiled with: an nvcc too old for it would fail after this, and the whole build too.
     separate_arguments(flags UNIX_COMMAND "${CMAKE_CUDA_FLAGS}")
+    list(APPEND flags -std=c++17 -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=[sm_90,compute_90])
+    if(DEFINED ENV{CUDAHOSTCXX})
+      list(APPEND flags -ccbin $ENV{CUDAHOSTCXX})
+    endif()
     execute_process(
       COMMAND ${CMAKE_CUDA_COMPILER} ${flags} -shared -x cu /dev/null -o ${PROJECT_BINARY_DIR}/nvcc_probe.so
       RESULT_VARIABLE nvcc_fails OUTPUT_QUIET ERROR_VARIABLE nvcc_says)

@@ -28,7 +28,7 @@ fi
 has_headers || echo "No Python.h: the native kernels cannot be built, so pure JAX will run, only slower" >&2
 
 # Half an environment would pass for a whole one in the next run.
-trap 'rm -rf "$folder"' ERR
+[[ -e $folder ]] || trap 'rm -rf "$folder"' ERR
 if has_ensurepip; then
   "$python" -m venv "$folder"
 elif "$python" -m pip --version >/dev/null 2>&1; then

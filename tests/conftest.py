@@ -9,9 +9,9 @@ flags = os.environ.get("XLA_FLAGS", "")
 if "xla_force_host_platform_device_count" not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={DEVICES}".strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Half of the time goes into compiling, much of it the same programs in several processes and modules.
+# Most of the time goes into compiling, some of it the same programs in several processes and modules.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # every program from the cache is warned of
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -202,6 +202,14 @@ def nnx_model():
     return lambda params, ids: nnx.merge(graph, params)(ids), params, "embed/embedding/value"
 
 
+def test_linen_table_with_partitioning():
+    """Its parameter is boxed, as `nn.with_partitioning` wants it."""
+    init = nn.with_partitioning(nn.initializers.ones_init(), ("vocabulary", None))
+    model, ids = zen_jax.embedding.linen.Embed(V, D, embedding_init=init), jnp.array([1, 2])
+    params = model.init(jax.random.key(0), ids)
+    np.testing.assert_array_equal(model.apply(params, ids), np.ones((2, D)))
+
+
 @pytest.mark.parametrize("model", [linen_model, nnx_model])
 def test_models_train_as_with_dense_gradients(model):
     """Four workers, duplicates in every batch: after some steps the parameters are those of pmean."""

@@ -153,6 +153,22 @@ def test_derivative():
             lambda: zen.kernels.hash_bitmap_decode(jnp.ones((2, 2), jnp.uint32), jnp.ones((2, 4)), 40),
             ("words", "(2, 2)", "(2, 1)"),
         ),
+        (
+            lambda: zen.kernels.hash_bitmap_decode(jnp.ones((2, 1), jnp.int32), jnp.ones((2, 4)), 40),
+            ("words", "int32", "uint32"),
+        ),
+        (
+            lambda: zen.kernels.aggregate(np.ones((1, 2), np.int64), jnp.ones((1, 2)), jnp.ones(1, jnp.int32), 4),
+            ("positions", "int64", "int32"),
+        ),
+        (
+            lambda: zen.kernels.send_largest(jnp.ones(3), jnp.ones(3, jnp.float16), 1, 1),
+            ("residual", "float16", "float32"),
+        ),
+        (
+            lambda: zen.kernels.send_drawn(jnp.ones(3), jnp.ones(3), 4, jnp.uint32(0)),
+            ("k=4", "at most the 3 elements"),
+        ),
         (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 0, 1, 1, 1), ("n=0",)),
         (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 1, 0, 1, 1), ("r1=0",)),
         (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 1, 1, -1, 1), ("r2=-1",)),

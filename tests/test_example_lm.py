@@ -84,6 +84,7 @@ def test_a_process_builds_the_rows_of_its_own_workers_alone(books):
         ("train.txt.gz", b"no gzip", "cannot read"),
         ("train.txt", b"", "no words"),
         ("train.txt", b"too short", "need"),
+        ("valid.txt", b"nothing to train on", "no file named train"),
         ("image.png", b"", "holds no text files"),
     ],
 )

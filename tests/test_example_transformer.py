@@ -11,6 +11,7 @@ pytest.importorskip("tqdm")
 
 from examples.common import app
 from examples.transformer.main import EXAMPLE
+from examples.transformer.task import _validation_loss
 
 pytestmark = pytest.mark.promoting  # flax promotes dtypes
 
@@ -61,3 +62,7 @@ def test_unusable_options_end_with_exit_code_2(books, tmp_path, capsys, options,
 def falls(run) -> bool:
     losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     return np.mean(losses[-2:]) < np.mean(losses[:2])
+
+
+def test_too_little_text_to_validate_on():
+    assert _validation_loss(None, np.arange(5, dtype=np.int32), 32)(None) is None

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ KILL, STOP = "os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getpid(), signa
 WATCHED = """
 import ctypes, os, signal, sys, time
 from examples.common import watch
+from examples.common.errors import BadInput
 from examples.common.rank import Rank
 
 watch.ARRIVAL = {arrival}
@@ -69,7 +71,7 @@ def watched(deeds: list[str], ranks: list[tuple[int, int]], arrival: float = 20,
     [
         (KILL, 1, "was killed: its connection closed without a word"),
         (STOP, 1, f"is stuck: no sign of it for {TIMEOUT} s"),
-        (r"raise ValueError('two\nlines')", 2, "failed: two\nlines"),
+        (r"raise BadInput('two\nlines')", 2, "failed: two\nlines"),
         ("raise RuntimeError('out of paper')", 1, "failed: RuntimeError: out of paper"),
     ],
 )
@@ -125,6 +127,22 @@ def test_a_failed_process_ends_the_others_and_says_why(tmp_path, capfd):
     script.write_text("import sys, time\nif sys.argv[-1] == '1': sys.exit('out of paper')\ntime.sleep(60)\n")
     assert launch.start([sys.executable, str(script)], 3) == 1
     assert "process 1 of 3 ended with exit code 1" in (error := capfd.readouterr().err) and "out of paper" in error
+
+
+@pytest.mark.multiprocess
+def test_a_launcher_told_to_end_ends_its_processes(tmp_path):
+    child = f"import os, pathlib, time; (pathlib.Path({str(tmp_path)!r}) / str(os.getpid())).touch(); time.sleep(60)"
+    start = f"from examples.common import launch; launch.start([{sys.executable!r}, '-c', {child!r}], 2)"
+    launcher = subprocess.Popen([sys.executable, "-c", start], cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while len(started := [int(path.name) for path in tmp_path.iterdir()]) < 2:
+        assert time.monotonic() < deadline and launcher.poll() is None
+        time.sleep(0.05)
+    launcher.terminate()
+    assert launcher.wait(30) == 128 + signal.SIGTERM
+    for child in started:
+        with pytest.raises(ProcessLookupError):
+            os.kill(child, 0)
 
 
 @pytest.mark.multiprocess

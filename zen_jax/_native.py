@@ -28,7 +28,7 @@ def _load(platform: str) -> tuple[ModuleType | None, frozenset[str], str]:
         library = importlib.import_module(f"zen_jax.{module}")
     except ModuleNotFoundError:
         compiler = "nvcc" if platform == "cuda" else "C++ compiler"
-        return None, frozenset(), f"zen_jax.{module} was not built: no {compiler} at installation"
+        return None, frozenset(), f"zen_jax.{module} was not built at installation: no working {compiler}"
     except ImportError as error:
         return None, frozenset(), f"zen_jax.{module} does not load: {error}"
     targets = library.registrations()

@@ -56,6 +56,11 @@ def check_float(name: str, dtype: Any) -> None:
         )
 
 
+def check_dtype(name: str, dtype: Any, wanted: Any) -> None:
+    if dtype != wanted:
+        raise ValueError(f"{name} has dtype {dtype}, but must be {jnp.dtype(wanted)}. Convert it with astype.")
+
+
 def check_rank(name: str, shape: tuple[int, ...], ranks: Collection[int]) -> None:
     if len(shape) not in ranks:
         raise ValueError(f"{name} has shape {tuple(shape)}, but must have {' or '.join(map(str, ranks))} dimensions.")

@@ -2,15 +2,18 @@
 
 import argparse
 import dataclasses
+import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
+import numpy as np
 
 import zen_jax as zen
 from examples.common import launch, metrics, progress, report
 from examples.common.checkpoint import Checkpoints
 from examples.common.config import Config, add_options, at_least
+from examples.common.errors import BadInput, refusing
 from examples.common.loop import Run, initial_state, train
 from examples.common.rank import rank_from
 from examples.common.task import Task
@@ -39,43 +42,61 @@ class Example:
 
 
 def main(example: Example, arguments: list[str]) -> int:
-    """Returns the exit code: 0, or 2 for options, data and checkpoints that cannot be used."""
+    """Returns the exit code: 0, 2 for options, data and checkpoints that cannot be used, 1 if processes do not come."""
     parser = _parser(example)
     options = parser.parse_args(arguments)
     try:
         if options.processes:
             if options.workers not in (None, options.processes):
-                raise ValueError(f"--workers {options.workers}: --processes {options.processes} has one worker each")
+                raise BadInput(f"--workers {options.workers}: --processes {options.processes} has one worker each")
             command = [sys.executable, "-m", example.name, *arguments, "--processes", "0"]
             return launch.start(command, options.processes)
-        rank = rank_from(options.coordinator, options.num_processes, options.process_id)
-        options.out.mkdir(parents=True, exist_ok=True)
+        with refusing():
+            rank = rank_from(options.coordinator, options.num_processes, options.process_id)
+            options.out.mkdir(parents=True, exist_ok=True)
         with launch.joined(rank, options.timeout):
-            config, workers, task = _prepare(example, options)
-            _compare(config, workers, task)
-    except (ValueError, OSError) as error:
+            with refusing():
+                config, workers, task = _prepare(example, options, alone=rank is None)
+                checkpoints = {scheme: _open(config, workers, scheme) for scheme in config.sync}
+            _compare(config, workers, task, checkpoints)
+    except (BadInput, TimeoutError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, BadInput) else 1
     return 0
 
 
-def _prepare(example: Example, options: argparse.Namespace) -> tuple[Config, Workers, Task]:
+def _prepare(example: Example, options: argparse.Namespace, *, alone: bool) -> tuple[Config, Workers, Task]:
     """Everything that can be wrong with options and data is found here, before anything is traced."""
-    workers = find_workers(options.workers, example.config.workers)
+    workers = find_workers(options.workers, example.config.workers if alone else 1)
     names = {field.name for field in dataclasses.fields(example.config)}
     chosen = {name: value for name, value in vars(options).items() if name in names}
     config = example.config(**chosen | {"workers": workers.count})
     task = example.task(config)
     same = {name: value for name, value in dataclasses.asdict(config).items() if name not in _OWN}
-    zen.check_agreement(**same, params=task.params, synchronize=task.synchronize)
+    # Paths may differ between hosts, what lies there may not.
+    batch = jax.tree.leaves(task.batch(0, range(workers.count)))
+    digest = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in batch)).hexdigest()
+    zen.check_agreement(**same, first_batch=digest, params=task.params, synchronize=task.synchronize)
     return config, workers, task
 
 
-def _compare(config: Config, workers: Workers, task: Task) -> None:
+def _open(config: Config, workers: Workers, scheme: str) -> Checkpoints:
+    """The checkpoints of a scheme's run, which may hold nothing or what this run can go on from."""
+    folder = config.out / scheme
+    folder.mkdir(exist_ok=True)
+    checkpoints = Checkpoints(folder / "checkpoints", config, workers)
+    if checkpoints.last() is not None:
+        if not config.resume:
+            raise BadInput(f"{folder} holds checkpoints: go on from them with --resume, or give another --out")
+        checkpoints.check()
+    return checkpoints
+
+
+def _compare(config: Config, workers: Workers, task: Task, checkpoints: Mapping[str, Checkpoints]) -> None:
     speaks = jax.process_index() == 0
     if speaks:
         print(*task.lines, f"workers  {workers}, {task.items_per_step:,} {task.items} a step", sep="\n", flush=True)
-    runs = [_run(config, workers, task, scheme) for scheme in config.sync]
+    runs = [_run(config, workers, task, scheme, checkpoints[scheme]) for scheme in config.sync]
     if speaks:
         rows = report.summarise(runs, task)
         report.write(config, task, runs, rows)
@@ -83,17 +104,13 @@ def _compare(config: Config, workers: Workers, task: Task) -> None:
         print(f"\ncurves.png, summary.json and a folder for each run are in {config.out}")
 
 
-def _run(config: Config, workers: Workers, task: Task, scheme: str) -> Run:
+def _run(config: Config, workers: Workers, task: Task, scheme: str, checkpoints: Checkpoints) -> Run:
     run, state = Run(scheme), initial_state(task, scheme, workers)
-    folder = config.out / scheme
-    folder.mkdir(exist_ok=True)
-    path = folder / "metrics.jsonl"
-    checkpoints = Checkpoints(folder / "checkpoints", config, workers)
+    path = config.out / scheme / "metrics.jsonl"
     if checkpoints.last() is not None:
-        if not config.resume:
-            raise ValueError(f"{folder} holds checkpoints: go on from them with --resume, or give another --out")
-        state = checkpoints.restore(state)
-        run.steps = metrics.read(path, checkpoints.last())
+        with refusing():
+            state = checkpoints.restore(state)
+            run.steps = metrics.read(path, checkpoints.last())
 
     speaks = jax.process_index() == 0
     before = list(run.steps)

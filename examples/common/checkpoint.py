@@ -24,7 +24,7 @@ class Checkpoints:
     """The checkpoints of one run, in a folder of their own."""
 
     def __init__(self, folder: Path, config: Config, workers: Workers):
-        self._folder, self._workers = folder.absolute(), workers
+        self._folder, self._workers, self._steps = folder.absolute(), workers, config.steps
         fixed = {name: str(value) for name, value in dataclasses.asdict(config).items() if name not in RESUMABLE}
         self._about = {"zen_jax": zen.__version__, **fixed}
         options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, enable_async_checkpointing=False)
@@ -43,7 +43,7 @@ class Checkpoints:
 
     def restore(self, fresh: State) -> State:
         """The state of the last checkpoint, laid out like `fresh`; a ValueError where it is not one of this run."""
-        count = self._check()
+        count = self.check()
         if count == self._workers.count:
             return self._read(jax.tree.map(_abstract, fresh))
         # What each worker has its own of lies whole on every device while the number of workers changes.
@@ -63,8 +63,8 @@ class Checkpoints:
         """Waits for what is still being written."""
         self._manager.close()
 
-    def _check(self) -> int:
-        """The number of workers that the last checkpoint was made by."""
+    def check(self) -> int:
+        """How many workers made the last checkpoint; a ValueError where this run cannot go on from it."""
         args = ocp.args.Composite(about=ocp.args.JsonRestore())
         about = self._manager.restore(self.last(), args=args)["about"]
         count = about.pop("workers")
@@ -75,6 +75,11 @@ class Checkpoints:
                     f"the checkpoint in {self._folder} was made with {name}={saved}, but this run has {name}={wanted}: "
                     "resume with what it was made with, or give another --out"
                 )
+        if self.last() > self._steps:
+            raise ValueError(
+                f"the checkpoint in {self._folder} lies behind step {self.last()}, but --steps is {self._steps}: "
+                "give more steps, or another --out"
+            )
         return count
 
     def _read(self, wanted: State) -> State:

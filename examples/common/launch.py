@@ -46,7 +46,12 @@ def joined(rank: Rank | None, timeout: int) -> Iterator[None]:
 
 
 def start(command: list[str], count: int) -> int:
-    """Runs `command` in `count` processes on this machine. Returns an exit code; the first to fail ends them all."""
+    """Runs `command` in `count` processes on this machine. Returns an exit code; the first to fail ends them all.
+
+    A signal to end ends them, too: left alone they would go on and write where a run started anew does.
+    """
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
     coordinator = f"localhost:{free_ports()}"
     with tempfile.TemporaryDirectory() as logs:
         paths = [Path(logs) / f"{index}.log" for index in range(count)]

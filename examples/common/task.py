@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import optax
 
+from examples.common.errors import BadInput
+
 PyTree = Any
 
 
@@ -51,5 +53,5 @@ class Task:
     """Further options of `zen.synchronize`."""
 
 
-class DataError(ValueError):
+class DataError(BadInput):
     """The data cannot be used; the message says why in one line."""

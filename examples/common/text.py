@@ -19,7 +19,7 @@ import numpy as np
 from examples.common.task import DataError
 
 EOS, UNK = "<eos>", "<unk>"
-_MAX_BYTES = 64 << 20  # of text read from one directory
+_MAX_BYTES = 64 << 20  # of the standard library that is read
 _VALID_FRACTION = 0.04  # tail of every file held out when the data has no files named valid*
 _SUFFIXES = (".txt", ".md", ".rst", ".py")
 _SKIPPED_DIRS = {"site-packages", "dist-packages", "__pycache__", "test", "tests"}
@@ -44,6 +44,8 @@ def load_corpus(data: Path | None, max_words: int) -> Corpus:
     """
     source, files = _find_files(data)
     named = {kind: [f for f in files if f.name.startswith(kind)] for kind in ("train", "valid")}
+    if named["valid"] and not named["train"]:
+        raise DataError(f"{source} has {named['valid'][0].name}, but no file named train* beside it")
     if named["train"]:
         parts = [[list(_lines(read(f), str.split)) for f in named[kind]] for kind in ("train", "valid")]
         if not parts[1]:
@@ -81,7 +83,10 @@ def window(streams: np.ndarray, step: int, unroll: int) -> np.ndarray:
 def _find_files(data: Path | None) -> tuple[str, list[Path]]:
     if data is None:
         root = Path(sysconfig.get_path("stdlib"))
-        return f"Python's standard library ({root})", _text_files(root)
+        files = _text_files(root)
+        sizes = itertools.accumulate(path.stat().st_size for path in files)
+        read = [path for path, total in zip(files, sizes, strict=True) if total <= _MAX_BYTES]
+        return f"Python's standard library ({root})", read
     if not data.exists():
         raise DataError(f"{data} does not exist")
     files = [data] if data.is_file() else _text_files(data)
@@ -101,9 +106,7 @@ def _text_files(root: Path) -> list[Path]:
         )
 
     try:
-        files = sorted(filter(wanted, root.rglob("*")), key=lambda path: path.relative_to(root).as_posix())
-        sizes = itertools.accumulate(path.stat().st_size for path in files)
-        return [path for path, total in zip(files, sizes, strict=True) if total <= _MAX_BYTES] or files[:1]
+        return sorted(filter(wanted, root.rglob("*")), key=lambda path: path.relative_to(root).as_posix())
     except OSError as error:
         raise DataError(f"cannot list {root}: {error.strerror}") from error
 

@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 
+from examples.common.errors import BadInput
 from examples.common.rank import Rank
 
 ARRIVAL = 300.0  # seconds for all processes to come, as in jax.distributed
@@ -65,7 +66,7 @@ class Watch:
 
     Raises:
       OSError: where processes do not come in five minutes.
-      ValueError: where they come with other ranks than they should.
+      BadInput: where they come with other ranks than they should.
     """
 
     def __init__(self, rank: Rank, timeout: float):
@@ -96,7 +97,7 @@ class Watch:
         if not isinstance(error, Exception):
             self._fail(_INTERRUPTED, "interrupted")
         time.sleep(_VERDICT)  # Collectives and checkpoints fail where another process died: it is to be named.
-        if isinstance(error, (ValueError, OSError)):
+        if isinstance(error, BadInput):
             self._fail(_BAD_INPUT, str(error))
         traceback.print_exception(error)
         self._fail(_FAILED, f"{kind.__name__}: {error}")
@@ -165,19 +166,23 @@ def _meet_others(rank: Rank, timeout: float) -> list[_Peer]:
     peers: list[_Peer] = []
     missing, deadline = set(range(1, rank.count)), time.monotonic() + ARRIVAL
 
-    def refuse(error: type[Exception], why: str) -> Exception:
+    def refuse(error: type[Exception], code: int, why: str) -> Exception:
         for peer in peers:
-            peer.send("over", _BAD_INPUT, why)
+            peer.send("over", code, why)
         return error(why)
 
-    with socket.create_server(("", rank.address[1] + 1), backlog=rank.count) as server:
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    address = ("", rank.address[1] + 1)
+    with socket.create_server(address, family=family, backlog=rank.count, dualstack_ipv6=both) as server:
         while missing:
             server.settimeout(max(0.01, deadline - time.monotonic()))
             try:
                 peer = _Peer(server.accept()[0])
             except TimeoutError:
                 names = ", ".join(map(str, sorted(missing)))
-                raise refuse(TimeoutError, f"of {rank.count} processes {names} did not come in {ARRIVAL:g} s") from None
+                why = f"of {rank.count} processes {names} did not come in {ARRIVAL:g} s"
+                raise refuse(TimeoutError, _FAILED, why) from None
             hello = _hello(peer, timeout)
             if hello is None:
                 peer.connection.close()  # something else on the network
@@ -186,9 +191,9 @@ def _meet_others(rank: Rank, timeout: float) -> list[_Peer]:
             peer.index, count = hello
             if count != rank.count:
                 others = f"process {peer.index} was started as one of {count}"
-                raise refuse(ValueError, f"{others}, but process 0 as one of {rank.count}")
+                raise refuse(BadInput, _BAD_INPUT, f"{others}, but process 0 as one of {rank.count}")
             if peer.index not in missing:
-                raise refuse(ValueError, f"two processes were started as {rank.name(peer.index)}")
+                raise refuse(BadInput, _BAD_INPUT, f"two processes were started as {rank.name(peer.index)}")
             missing.discard(peer.index)
     return peers
 

@@ -70,6 +70,8 @@ def _cross_entropy(model: Transformer, words: jax.Array) -> jax.Array:
 def _validation_loss(graph: nnx.GraphDef, tokens: np.ndarray, length: int) -> Callable[[nnx.State], float | None]:
     """Cross-entropy on windows spread over the validation text."""
     windows = min(256, len(tokens) // (length + 1))
-    words = tokens[: len(tokens) // max(windows, 1) * windows].reshape(windows, -1)[:, : length + 1]
+    if not windows:
+        return lambda params: None
+    words = tokens[: len(tokens) // windows * windows].reshape(windows, -1)[:, : length + 1]
     loss_fun = jax.jit(lambda params, words: _cross_entropy(nnx.merge(graph, params), words))
-    return lambda params: float(loss_fun(params, words)) if windows else None
+    return lambda params: float(loss_fun(params, words))

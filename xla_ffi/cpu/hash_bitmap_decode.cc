@@ -180,7 +180,8 @@ void hash_bitmap_decode(const DecodeProblem& p, const uint32_t* words, const Bit
   if (item_bytes == 0) return;
   advise_huge_pages(out, p.batch * item_bytes);
   const int64_t tiles = ceil_div(p.units, p.n);
-  const int64_t ranges = ranges_per_item(p.batch, item_bytes, 4, context);
+  // Every range has a decoder, with blocks of at least one tile each.
+  const int64_t ranges = std::min(ranges_per_item(p.batch, item_bytes, 4, context), ceil_div(tiles, kTileGrain));
   const Parallel& parallel = context.parallel;
   // Bitmaps of different items lie one behind another, so they count as one long row of servers.
   std::vector<int64_t> ranks = ranks_before(words, p.words, p.batch * p.n, tiles, ranges, parallel);

@@ -27,7 +27,11 @@ class PoolParallel final : public Parallel {
     if (tasks == 0) return;
     const auto job = std::make_shared<Job>(tasks, body);
     for (int64_t helper = 1; helper < std::min(threads_, tasks); ++helper) {
-      pool_.Schedule(std::function<void()>([job] { job->work(); }));
+      try {
+        pool_.Schedule(std::function<void()>([job] { job->work(); }));
+      } catch (...) {  // no memory for a helper; those that run must not outlive `body`
+        break;
+      }
     }
     job->work();
     job->join();

@@ -38,11 +38,12 @@ def show(result: Result | None, options: argparse.Namespace) -> None:
     if result is None:
         return
     text = json.dumps(result.document, indent=1)
-    print(text if options.json == STDOUT else result.text)
+    # Files first: the reader of a pipe may have seen enough at any time.
     if options.json not in (None, STDOUT):
         Path(options.json).write_text(text + "\n", encoding="utf-8")
     if getattr(options, "plot", None):
         _draw(result, options.plot)
+    print(text if options.json == STDOUT else result.text)
 
 
 @contextlib.contextmanager

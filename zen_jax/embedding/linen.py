@@ -40,7 +40,7 @@ class Embed(nn.Module):
         """[*ids.shape, D], or [*ids.shape[:-1], D] with a combiner."""
         if self.has_variable("params", "embedding"):
             # self.param refuses what stands for the table in value_and_grad.
-            table = self.get_variable("params", "embedding")
+            table = nn.meta.unbox(self.get_variable("params", "embedding"))
         else:
             table = self.param("embedding", self.embedding_init, (self.num_embeddings, self.features), self.dtype)
         if self.combiner is None:

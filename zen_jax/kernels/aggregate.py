@@ -5,7 +5,7 @@ import numpy as np
 from jax import lax
 
 from zen_jax._typing import Array
-from zen_jax.errors import check_at_least, check_float, check_rank, check_shape
+from zen_jax.errors import check_at_least, check_dtype, check_float, check_rank, check_shape, check_units
 from zen_jax.kernels._lowering import custom_call_or
 
 
@@ -30,7 +30,7 @@ def aggregate(positions: Array, values: Array, counts: Array, size: int, *, divi
       The shard [T] or [T, D], of values' dtype.
 
     Raises:
-      ValueError: for values that are no floats, or shapes that disagree.
+      ValueError: for values that are no floats, or shapes or dtypes that disagree.
 
     >>> import jax.numpy as jnp
     >>> aggregate(jnp.array([[0, 2], [2, 0]]), jnp.array([[1., 2.], [3., 0.]]), jnp.array([2, 1]), size=4).tolist()
@@ -59,6 +59,8 @@ def check_messages(positions: Array, values: Array, counts: Array, size: int, di
     n, capacity = values.shape[:2]
     check_shape("positions", positions.shape, (n, capacity))
     check_shape("counts", counts.shape, (n,))
+    check_dtype("positions", positions.dtype, jnp.int32)
+    check_dtype("counts", counts.dtype, jnp.int32)
     check_at_least("size", size, 0)
     check_at_least("divisor", divisor, 1)
 
@@ -66,6 +68,7 @@ def check_messages(positions: Array, values: Array, counts: Array, size: int, di
 def reference(positions: Array, values: Array, counts: Array, size: int, *, divisor: int = 1) -> Array:
     """The pure-JAX lowering, on values [n, C, D]."""
     n, capacity, width = values.shape
+    check_units(size + capacity)
     dtype = accumulator_dtype(values.dtype)
     entry = jnp.arange(capacity, dtype=jnp.int32)
 

@@ -34,7 +34,7 @@ def aggregate_encode(
       count: int32 [], the true number of non-zero units, which may exceed R.
 
     Raises:
-      ValueError: for values that are no floats, shapes that disagree, or capacity below 1.
+      ValueError: for values that are no floats, shapes or dtypes that disagree, or capacity below 1.
 
     >>> import jax.numpy as jnp
     >>> messages = jnp.array([[0, 2], [2, 0]]), jnp.array([[1., 2.], [3., 0.]]), jnp.array([2, 1])

@@ -13,7 +13,7 @@ from jax import lax
 
 from zen_jax import selection
 from zen_jax._typing import Array, AxisName
-from zen_jax.errors import check_at_least, check_float, check_shape
+from zen_jax.errors import check_at_least, check_dtype, check_float, check_shape
 from zen_jax.hashing import murmur3_finish
 from zen_jax.kernels._lowering import custom_call_or
 from zen_jax.kernels.partition import partition
@@ -56,7 +56,8 @@ def send_largest(
       velocity: [...], or None.
 
     Raises:
-      ValueError: for an update that is no float, shapes that disagree, or 2**31 elements or more over all shards.
+      ValueError: for an update that is no float, shapes or dtypes that disagree, or 2**31 elements or more over all
+        shards.
 
     >>> import jax.numpy as jnp
     >>> sent, residual, _ = send_largest(jnp.array([1.0, -3.0, 2.0]), jnp.array([0.0, 1.0, 1.0]), 1, 1)
@@ -175,7 +176,8 @@ def send_drawn(update: Array, residual: Array, k: int, step: Array) -> tuple[Arr
       sent, residual: as of `send_largest`. Elements that are not finite are sent beyond k.
 
     Raises:
-      ValueError: for an update that is no float, shapes that disagree, k below 1, or 2**31 elements or more.
+      ValueError: for an update that is no float, shapes or dtypes that disagree, k not in 1 to size, or 2**31 elements
+        or more.
 
     >>> import jax.numpy as jnp
     >>> sent, residual = send_drawn(jnp.ones(5), jnp.zeros(5), k=2, step=jnp.uint32(0))
@@ -184,6 +186,9 @@ def send_drawn(update: Array, residual: Array, k: int, step: Array) -> tuple[Arr
     """
     _check(update, residual)
     check_at_least("k", k, 1)
+    if k > update.size:
+        raise ValueError(f"k={k} must be at most the {update.size} elements of the update.")
+    check_dtype("step", step.dtype, jnp.uint32)
     selection.check_size(update.size)
     return custom_call_or(
         lambda *operands: drawn_reference(*operands, k=k),
@@ -208,7 +213,7 @@ def send_reaching(update: Array, residual: Array, value: float) -> tuple[Array, 
       sent, residual: as of `send_largest`. Elements that are not finite are sent, too.
 
     Raises:
-      ValueError: for an update that is no float, or shapes that disagree.
+      ValueError: for an update that is no float, or shapes or dtypes that disagree.
 
     >>> import jax.numpy as jnp
     >>> sent, residual = send_reaching(jnp.array([1.0, -3.0, 2.0]), jnp.array([0.0, 1.0, 1.0]), 2.0)
@@ -231,8 +236,10 @@ def send_reaching(update: Array, residual: Array, value: float) -> tuple[Array, 
 def _check(update: Array, residual: Array, velocity: Array | None = None) -> None:
     check_float("update", update.dtype)
     check_shape("residual", residual.shape, update.shape)
+    check_dtype("residual", residual.dtype, residual_dtype(update.dtype))
     if velocity is not None:
         check_shape("velocity", velocity.shape, update.shape)
+        check_dtype("velocity", velocity.dtype, residual.dtype)
 
 
 def _largest_call(

@@ -5,7 +5,7 @@ import numpy as np
 
 from zen_jax import hashing
 from zen_jax._typing import Array
-from zen_jax.errors import check_at_least, check_float, check_rank, check_seed, check_shape, check_units
+from zen_jax.errors import check_at_least, check_dtype, check_float, check_rank, check_seed, check_shape, check_units
 from zen_jax.kernels._bits import bitmap_words, unpack_bits
 from zen_jax.kernels._lowering import custom_call_or
 
@@ -23,7 +23,7 @@ def hash_bitmap_decode(words: Array, values: Array, size: int, *, seed: int = 0)
       [U] or [U, D] of values' dtype. Units whose bit is clear, or whose value did not fit in C, are 0.
 
     Raises:
-      ValueError: for values that are no floats, or shapes that disagree.
+      ValueError: for values that are no floats, or shapes or dtypes that disagree.
 
     >>> import jax.numpy as jnp
     >>> words = jnp.array([[0b10], [0b01]], jnp.uint32)
@@ -38,6 +38,7 @@ def hash_bitmap_decode(words: Array, values: Array, size: int, *, seed: int = 0)
     check_seed(seed)
     n, capacity, *row = values.shape
     check_shape("words", words.shape, (n, bitmap_words(-(-size // n))))
+    check_dtype("words", words.dtype, jnp.uint32)
     rows = values.reshape(n, capacity, *(row or (1,)))
     width = rows.shape[2]
     (x,) = custom_call_or(
