@@ -348,12 +348,16 @@ def test_the_gpu_report_says_what_is_met_and_what_is_missing(tmp_path):
     rows = [kernel | {"density": at, "of_ceiling": reached} for at, reached in ((0.01, 0.81), (0.3, 0.69))]
     rows += [{"kernel": "cupy flatnonzero + take", "density": 0.01, "absent": "no cupy"}]
     (tmp_path / "kernels.json").write_text(json.dumps(result | {"results": rows}))
+    feedback = {"sparsifier": "top_k", "density": 0.1, "median_ms": 2, "times_floor": 1.2}
+    fused = {"sparsifier": "top_k and partition, fused", "density": 0.1, "median_ms": 2, "of unfused": 0.8}
+    (tmp_path / "sparsifiers.json").write_text(json.dumps({"results": [feedback, fused]}))
     gpu_report.write_report(tmp_path)
     lines = (tmp_path / "report.md").read_text().splitlines()
     verdicts = [line.split(" | ")[-1] for line in lines if line.startswith("| partition")]
     assert verdicts == ["yes |", "no |"]
     assert "| cupy flatnonzero + take | 0.01 | absent | no cupy |" in lines
-    assert lines.count("Not measured.") == 3
+    assert "| top_k | 0.1 | 2 | 0.833 | >= 0.80 | yes |" in lines
+    assert lines.count("Not measured.") == 2
     assert (tmp_path / "roofline.png").stat().st_size > 0
 
 
@@ -364,16 +368,11 @@ def gpu_script(results, *parts, **variables):
 
 
 def test_the_gpu_script_works_but_for_the_gpu(tmp_path):
-    """Its tests and one of its benchmarks, on the CPU; without that leave no time passes for one of a GPU."""
-    few = {
-        "JAX_PLATFORMS": "cpu",
-        "ELEMENTS": "2e4",
-        "PYTEST_ADDOPTS": "-p no:cacheprovider -k '7-1-float32 or 10-1-float32'",
-    }
-    done = gpu_script(tmp_path, "test", "feedback", "report", ZEN_JAX_REHEARSE_GPU="1", **few)
-    assert done.returncode == 0, done.stdout[-2000:]
-    assert "| top_k |" in (tmp_path / "report.md").read_text()
-    refused = gpu_script(tmp_path, "kernels", **few, ZEN_JAX_KERNELS="xla")
+    """Its tests run, on the CPU; without that leave no time passes for one of a GPU."""
+    few = {"JAX_PLATFORMS": "cpu", "PYTEST_ADDOPTS": "-p no:cacheprovider -k '7-1-float32 or 10-1-float32'"}
+    done = gpu_script(tmp_path, "test", ZEN_JAX_REHEARSE_GPU="1", **few)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-2000:]
+    refused = gpu_script(tmp_path, "kernels", JAX_PLATFORMS="cpu", ZEN_JAX_KERNELS="xla")
     assert refused.returncode == 1 and "no CUDA kernels: pure JAX (ZEN_JAX_KERNELS=xla" in refused.stdout
 
 

@@ -100,8 +100,9 @@ _custom_calls = {platform: partial(_custom_call, platform) for platform in ("cpu
 def _outside_jit(*operands: Array, **params: Any) -> tuple[Array, ...]:
     calls = {platform: partial(call, **params) for platform, call in _custom_calls.items()}
     # Without a jit around it, `platform_dependent` would ask the default device and not where the operands lie.
-    devices = [device for x in operands if isinstance(x, jax.Array) for device in x.devices()]
-    with jax.default_device(devices[0] if devices else None):
+    arrays = [x for x in operands if isinstance(x, jax.Array)]
+    device = next(iter(arrays[0].sharding.addressable_devices)) if arrays else jax.config.jax_default_device
+    with jax.default_device(device):
         return lax.platform_dependent(*operands, default=partial(_pure_jax, **params), **calls)
 
 

@@ -16,6 +16,7 @@ from zen_jax._typing import Array, AxisName
 from zen_jax.errors import check_at_least, check_dtype, check_float, check_shape
 from zen_jax.hashing import murmur3_finish
 from zen_jax.kernels._lowering import custom_call_or
+from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.kernels.partition import partition
 
 Listed: TypeAlias = tuple[Array, Array, Array]
@@ -24,7 +25,7 @@ Listed: TypeAlias = tuple[Array, Array, Array]
 
 def residual_dtype(dtype: Any) -> jnp.dtype:
     """The dtype of residuals and velocities of `dtype`: float32 for 16-bit floats, else its own."""
-    return jnp.promote_types(dtype, jnp.float32)
+    return accumulator_dtype(dtype)
 
 
 def send_largest(
