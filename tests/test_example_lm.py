@@ -84,7 +84,6 @@ def test_a_process_builds_the_rows_of_its_own_workers_alone(books):
         ("train.txt.gz", b"no gzip", "cannot read"),
         ("train.txt", b"", "no words"),
         ("train.txt", b"too short", "need"),
-        ("valid.txt", b"nothing to train on", "no file named train"),
         ("image.png", b"", "holds no text files"),
     ],
 )
@@ -93,6 +92,11 @@ def test_unusable_text_ends_with_exit_code_2(tmp_path, capsys, name, content, me
     assert app.main(EXAMPLE, ["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_the_standard_library_is_text():
+    corpus = text.load_corpus(None, 20_000)
+    assert "Python's standard library" in corpus.source and len(corpus.train) > 1e6 and len(corpus.valid) > 1e4
 
 
 def test_missing_text_ends_with_exit_code_2(tmp_path, capsys):

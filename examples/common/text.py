@@ -44,8 +44,6 @@ def load_corpus(data: Path | None, max_words: int) -> Corpus:
     """
     source, files = _find_files(data)
     named = {kind: [f for f in files if f.name.startswith(kind)] for kind in ("train", "valid")}
-    if named["valid"] and not named["train"]:
-        raise DataError(f"{source} has {named['valid'][0].name}, but no file named train* beside it")
     if named["train"]:
         parts = [[list(_lines(read(f), str.split)) for f in named[kind]] for kind in ("train", "valid")]
         if not parts[1]:
