@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import zen_jax as zen
 from zen_jax import selection
 from zen_jax.kernels import error_feedback
+from zen_jax.kernels.send_largest import reference as largest_reference
 
 MOMENTUM = 0.9
 SAMPLED = selection.SAMPLED + 77
@@ -34,7 +35,7 @@ def lowerings(kind, momentum=MOMENTUM):
     def reference(update, residual, velocity, least, most):
         scale = jnp.asarray(0.75, residual.dtype)
         velocity = None if kind == "largest" else velocity
-        results = error_feedback.largest_reference(update, residual, velocity, scale, least, most, momentum=momentum)
+        results = largest_reference(update, residual, velocity, scale, least, most, momentum=momentum)
         return results[:2] if velocity is None else results
 
     return jax.jit(public), jax.jit(reference)

@@ -148,11 +148,11 @@ def test_a_launcher_told_to_end_ends_its_processes(tmp_path):
 @pytest.mark.multiprocess
 def test_a_run_that_was_killed_and_stuck_ends_with_the_losses_of_one_that_was_not(tmp_path):
     options = ["--steps", "8", "--checkpoint-every", "2", "--timeout", "10", "--resume"]
-    for victim, steps, how in ((1, 3, signal.SIGKILL), (0, 5, signal.SIGSTOP)):
-        with kills.Run(tmp_path / "killed", 2, *options) as run:
+    for victim, steps, how in ((2, 3, signal.SIGKILL), (0, 5, signal.SIGSTOP)):
+        with kills.Run(tmp_path / "killed", 3, *options) as run:
             run.wait_for(steps)
             assert kills.kill(run, victim, how) < 60
-    resumed, straight = (kills.finish(tmp_path / name, 2, *options) for name in ("killed", "straight"))
+    resumed, straight = (kills.finish(tmp_path / name, 3, *options) for name in ("killed", "straight"))
     assert resumed == straight and len(straight) == 8
 
 

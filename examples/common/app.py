@@ -73,7 +73,7 @@ def _prepare(example: Example, options: argparse.Namespace, *, alone: bool) -> t
     config = example.config(**chosen | {"workers": workers.count})
     task = example.task(config)
     same = {name: value for name, value in dataclasses.asdict(config).items() if name not in _OWN}
-    # Paths may differ between hosts, what lies there may not.
+    # Paths may differ between hosts, what lies there may not: the first batch stands for all of it.
     batch = jax.tree.leaves(task.batch(0, range(workers.count)))
     digest = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in batch)).hexdigest()
     zen.check_agreement(**same, first_batch=digest, params=task.params, synchronize=task.synchronize)

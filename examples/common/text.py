@@ -83,8 +83,8 @@ def _find_files(data: Path | None) -> tuple[str, list[Path]]:
         root = Path(sysconfig.get_path("stdlib"))
         files = _text_files(root)
         sizes = itertools.accumulate(path.stat().st_size for path in files)
-        read = [path for path, total in zip(files, sizes, strict=True) if total <= _MAX_BYTES]
-        return f"Python's standard library ({root})", read
+        files = [path for path, total in zip(files, sizes, strict=True) if total <= _MAX_BYTES]
+        return f"Python's standard library ({root})", files
     if not data.exists():
         raise DataError(f"{data} does not exist")
     files = [data] if data.is_file() else _text_files(data)

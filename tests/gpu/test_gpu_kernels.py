@@ -11,7 +11,7 @@ import pytest
 from cases import FLOATS, assert_same_bits, assert_same_values, sparse
 
 import zen_jax as zen
-from zen_jax.kernels import error_feedback
+from zen_jax.kernels.send_largest import reference as largest_reference
 
 SEED = 5
 WIDTHS = [1, 3, 64]
@@ -246,7 +246,7 @@ def send_largest_lowerings(moves):
 
     def lowering(update, residual, velocity, least, most):
         scale, velocity = residual.dtype.type(0.5), velocity if moves else None
-        results = error_feedback.largest_reference(update, residual, velocity, scale, least, most, momentum=0.75)
+        results = largest_reference(update, residual, velocity, scale, least, most, momentum=0.75)
         return results[: 2 + moves]
 
     return jax.jit(public), jax.jit(lowering)

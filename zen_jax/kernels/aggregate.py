@@ -68,7 +68,7 @@ def check_messages(positions: Array, values: Array, counts: Array, size: int, di
 def reference(positions: Array, values: Array, counts: Array, size: int, *, divisor: int = 1) -> Array:
     """The pure-JAX lowering, on values [n, C, D]."""
     n, capacity, width = values.shape
-    check_units(size + capacity)
+    check_units(size + capacity)  # positions past the end, which unused entries get, are named too
     dtype = accumulator_dtype(values.dtype)
     entry = jnp.arange(capacity, dtype=jnp.int32)
 

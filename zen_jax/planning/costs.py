@@ -186,8 +186,9 @@ def _agsparse(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
     agreeing = Exchange("all_gather", (n - 1) * WORD_BYTES)
     counting = Work("partition", leaf.nbytes, 0)  # of the non-zero units of the sum, for Info
     if unit.groups[0] > top:
-        dense, *_ = _dense(leaf, n)
-        return Candidate("agsparse", unit.width, (capacity,), (agreeing, *dense.exchanges), (*dense.work, counting))
+        ordered = next(_dense(leaf, n))
+        exchanges, work = (agreeing, *ordered.exchanges), (*ordered.work, counting)
+        return Candidate("agsparse", unit.width, (capacity,), exchanges, work)
     message = coo.message_bytes(capacity, unit.width, dtype)
     exchanges = (agreeing, Exchange("all_gather", (n - 1) * message))
     sent = unit.nonzero * unit.width * dtype.itemsize

@@ -96,9 +96,12 @@ def synchronize(
     fused_scheme = "dense" if scheme == "dense" else "dense_ordered"
     reduce = partial(all_reduce, axis_name=axis_name, op=op, seed=seed, intra_axis=intra_axis)
 
-    def fused_names(named: list[tuple[str, Leaf]]) -> set[str]:
+    def fused_names(named: list[tuple[str, Leaf]], state: SynchronizeState | None = None) -> set[str]:
         if planned is not None:
             return {name for name, leaf in planned.items() if leaf.bucket is not None}
+        if state is not None:
+            # As `init` saw it: gradients may be narrower than their parameters, and the state keeps its structure.
+            return {name for name, _ in named if name not in state.info}
         return {name for name, leaf in named if leaf.nbytes < dense_below}
 
     def check(named: list[tuple[str, Leaf]], n: int | None) -> None:
@@ -149,10 +152,7 @@ def synchronize(
         with jax.named_scope("zen"):
             if isinstance(plan, Profiler):
                 plan.observe(named, axis_name, seed, intra_axis, dense_below)
-            fused = fused_names(named)
-            if planned is None and state is not None:
-                # As `init` saw it: gradients may be narrower than their parameters, and the state keeps its structure.
-                fused = {name for name, _ in named if name not in state.info}
+            fused = fused_names(named, state)
             together = [(name, leaf) for name, leaf in named if name in fused and not is_row_sparse(leaf)]
             if together:
                 arrays, info[FUSED] = reduce_fused(together)
