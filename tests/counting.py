@@ -35,6 +35,7 @@ def counting(config: Config) -> Task:
         lines=(f"table    {config.rows} rows",),
         items="rows",
         items_per_step=6 * config.workers,
+        data=str(config.data),  # batches are drawn, and of the data the name alone matters
         params={"table": jnp.zeros((config.rows, 2))},
         batch=batch,
         loss=loss,

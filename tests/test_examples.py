@@ -64,6 +64,7 @@ def test_another_number_of_workers_goes_on_where_the_others_stopped(tmp_path, st
         ([], "holds checkpoints"),
         (["--resume", "--rows", "41"], "rows=40, but this run has rows=41"),
         (["--resume", "--learning-rate", "0.2"], "learning_rate=0.1"),
+        (["--resume", "--data", "other"], "training_data="),
         (["--resume", "--steps", "1"], "lies behind step 2, but --steps is 1"),
         (["--resume", "--steps", "1", "--sync", "dense,zen"], "lies behind step 2, but --steps is 1"),
     ],

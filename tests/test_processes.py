@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,9 @@ import kills
 import numpy as np
 
 from examples.common import launch
+from examples.common.errors import BadInput
 from examples.common.rank import Rank, rank_from
+from examples.common.watch import Watch
 from zen_jax.agreement import describe, differences
 
 ROOT = Path(__file__).parents[1]
@@ -257,3 +260,17 @@ def test_rank_from_the_environment(monkeypatch, environment):
 def test_ranks_that_cannot_be_are_refused(rank, message):
     with pytest.raises(ValueError, match=message):
         rank_from(*rank)
+
+
+def test_a_port_that_is_taken_is_named():
+    coordinator = f"localhost:{launch.free_ports()}"
+    rank = Rank(coordinator, 2, 0)
+    with socket.create_server(("", rank.address[1] + 1)), pytest.raises(BadInput, match="give another --coordinator"):
+        Watch(rank, TIMEOUT).__enter__()
+
+
+def test_one_of_several_processes_never_trains_alone(monkeypatch):
+    monkeypatch.setenv("NUM_PROCESSES", "4")
+    monkeypatch.setenv("PROCESS_ID", "3")
+    with pytest.raises(ValueError, match="need --coordinator HOST:PORT or JAX_COORDINATOR_ADDRESS"):
+        rank_from(None, None, None)

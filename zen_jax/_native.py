@@ -28,7 +28,8 @@ def _load(platform: str) -> tuple[ModuleType | None, frozenset[str], str]:
         library = importlib.import_module(f"zen_jax.{module}")
     except ModuleNotFoundError:
         compiler = "nvcc" if platform == "cuda" else "C++ compiler"
-        return None, frozenset(), f"zen_jax.{module} was not built at installation: no working {compiler}"
+        cause = f"no working {compiler} at installation, or these sources hide the package that was installed"
+        return None, frozenset(), f"zen_jax.{module} is not there: {cause}"
     except ImportError as error:
         return None, frozenset(), f"zen_jax.{module} does not load: {error}"
     targets = library.registrations()

@@ -2,12 +2,10 @@
 
 import argparse
 import dataclasses
-import hashlib
 import sys
 from collections.abc import Callable, Mapping
 
 import jax
-import numpy as np
 
 import zen_jax as zen
 from examples.common import launch, metrics, progress, report
@@ -28,7 +26,7 @@ _EXAMPLES = """examples:
                                           one of 16 processes under a launcher of yours
 """
 
-_OWN = ("data", "out")  # paths, which each host may have of its own
+_OWN = ("data", "out")  # paths, which each host may have of its own; what lies there it may not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +55,7 @@ def main(example: Example, arguments: list[str]) -> int:
         with launch.joined(rank, options.timeout):
             with refusing():
                 config, workers, task = _prepare(example, options, alone=rank is None)
-                checkpoints = {scheme: _open(config, workers, scheme) for scheme in config.sync}
+                checkpoints = {scheme: _open(config, workers, task, scheme) for scheme in config.sync}
             _compare(config, workers, task, checkpoints)
     except (BadInput, TimeoutError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
@@ -73,18 +71,15 @@ def _prepare(example: Example, options: argparse.Namespace, *, alone: bool) -> t
     config = example.config(**chosen | {"workers": workers.count})
     task = example.task(config)
     same = {name: value for name, value in dataclasses.asdict(config).items() if name not in _OWN}
-    # Paths may differ between hosts, what lies there may not: the first batch stands for all of it.
-    batch = jax.tree.leaves(task.batch(0, range(workers.count)))
-    digest = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in batch)).hexdigest()
-    zen.check_agreement(**same, first_batch=digest, params=task.params, synchronize=task.synchronize)
+    zen.check_agreement(**same, training_data=task.digest(), params=task.params, synchronize=task.synchronize)
     return config, workers, task
 
 
-def _open(config: Config, workers: Workers, scheme: str) -> Checkpoints:
+def _open(config: Config, workers: Workers, task: Task, scheme: str) -> Checkpoints:
     """The checkpoints of a scheme's run, which may hold nothing or what this run can go on from."""
     folder = config.out / scheme
     folder.mkdir(exist_ok=True)
-    checkpoints = Checkpoints(folder / "checkpoints", config, workers)
+    checkpoints = Checkpoints(folder / "checkpoints", config, workers, task.digest())
     if checkpoints.last() is not None:
         if not config.resume:
             raise BadInput(f"{folder} holds checkpoints: go on from them with --resume, or give another --out")
@@ -133,7 +128,7 @@ def _parser(example: Example) -> argparse.ArgumentParser:
     )
     add_options(parser, example.config)
     several = parser.add_argument_group("several processes")
-    several.add_argument("--processes", type=at_least(0), default=0, metavar="N", help="start N on this machine")
+    several.add_argument("--processes", type=at_least(0), default=0, metavar="N", help="start N on this machine's CPUs")
     several.add_argument(
         "--coordinator",
         metavar="HOST:PORT",

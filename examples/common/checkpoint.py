@@ -21,12 +21,12 @@ _KEPT = 2  # the last one, and the one before it
 
 
 class Checkpoints:
-    """The checkpoints of one run, in a folder of their own."""
+    """The checkpoints of one run, in a folder of their own; `data` is the digest of what it trains on."""
 
-    def __init__(self, folder: Path, config: Config, workers: Workers):
+    def __init__(self, folder: Path, config: Config, workers: Workers, data: str):
         self._folder, self._workers, self._steps = folder.absolute(), workers, config.steps
         fixed = {name: str(value) for name, value in dataclasses.asdict(config).items() if name not in RESUMABLE}
-        self._about = {"zen_jax": zen.__version__, **fixed}
+        self._about = {"zen_jax": zen.__version__, "training_data": data, **fixed}
         options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, enable_async_checkpointing=False)
         handlers = {"state": ocp.StandardCheckpointHandler(), "about": ocp.JsonCheckpointHandler()}
         self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)

@@ -1,6 +1,7 @@
 """Several processes: joining those that a launcher started, or starting them here."""
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -48,11 +49,12 @@ def joined(rank: Rank | None, timeout: int) -> Iterator[None]:
 def start(command: list[str], count: int) -> int:
     """Runs `command` in `count` processes on this machine. Returns an exit code; the first to fail ends them all.
 
-    A signal to end ends them, too: left alone they would go on and write where a run started anew does.
+    They train on CPUs unless JAX_PLATFORMS says otherwise: each would take all GPUs for itself. A signal to end ends
+    them, too: left alone they would go on and write where a run started anew does.
     """
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, lambda number, _: sys.exit(128 + number))
-    coordinator = f"localhost:{free_ports()}"
+    coordinator, environment = f"localhost:{free_ports()}", {"JAX_PLATFORMS": "cpu"} | os.environ
     with tempfile.TemporaryDirectory() as logs:
         paths = [Path(logs) / f"{index}.log" for index in range(count)]
         processes: list[subprocess.Popen] = []
@@ -62,7 +64,7 @@ def start(command: list[str], count: int) -> int:
                 with path.open("w") as log:
                     # Process 0 speaks for all; what the others say matters only where one of them fails.
                     streams = {} if index == 0 else {"stdout": log, "stderr": log}
-                    processes.append(subprocess.Popen([*command, *rank], **streams))
+                    processes.append(subprocess.Popen([*command, *rank], env=environment, **streams))
             while any(process.poll() is None for process in processes):
                 if any(process.poll() for process in processes):
                     break

@@ -3,7 +3,8 @@
 import dataclasses
 import os
 
-_COUNTS = ("JAX_NUM_PROCESSES", "NUM_PROCESSES", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+_BY_HAND = ("JAX_NUM_PROCESSES", "NUM_PROCESSES")
+_COUNTS = (*_BY_HAND, "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 _INDICES = ("JAX_PROCESS_ID", "PROCESS_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
 
 
@@ -29,9 +30,11 @@ def rank_from(coordinator: str | None, count: int | None, index: int | None) -> 
     """The rank that options or the environment set, None where neither does; a ValueError where it is half set."""
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     if coordinator is None:
-        if count is None and index is None:
+        if count is None and index is None and _from_environment(_BY_HAND) is None:
             return None
-        raise ValueError("--num-processes and --process-id need --coordinator HOST:PORT")
+        raise ValueError(
+            "--num-processes or NUM_PROCESSES, and --process-id, need --coordinator HOST:PORT or JAX_COORDINATOR_ADDRESS"
+        )
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65535:
         raise ValueError(f"--coordinator {coordinator!r} must be HOST:PORT, with a port from 1 to 65534")

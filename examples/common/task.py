@@ -1,10 +1,12 @@
 """What an example brings along: its data, its model and its optimizer."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 
 from examples.common.errors import BadInput
@@ -24,6 +26,9 @@ class Task:
 
     items_per_step: int
     """How many of them all workers read together."""
+
+    data: PyTree
+    """The arrays and words that `batch` reads, and by which processes and checkpoints know the data again."""
 
     params: PyTree
     """The parameters to start from."""
@@ -51,6 +56,13 @@ class Task:
 
     synchronize: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Further options of `zen.synchronize`."""
+
+    def digest(self) -> str:
+        """Of the data, the same wherever they lie."""
+        digest = hashlib.sha256()
+        for leaf in jax.tree.leaves(self.data):
+            digest.update(np.asarray(leaf).tobytes())
+        return digest.hexdigest()[:16]
 
 
 class DataError(BadInput):

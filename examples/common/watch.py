@@ -66,7 +66,7 @@ class Watch:
 
     Raises:
       OSError: where processes do not come in five minutes.
-      BadInput: where they come with other ranks than they should.
+      BadInput: where they come with other ranks than they should, or the port is taken.
     """
 
     def __init__(self, rank: Rank, timeout: float):
@@ -173,8 +173,12 @@ def _meet_others(rank: Rank, timeout: float) -> list[_Peer]:
 
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
-    address = ("", rank.address[1] + 1)
-    with socket.create_server(address, family=family, backlog=rank.count, dualstack_ipv6=both) as server:
+    port = rank.address[1] + 1
+    try:
+        server = socket.create_server(("", port), family=family, backlog=rank.count, dualstack_ipv6=both)
+    except OSError as error:
+        raise BadInput(f"{rank.name(0)} cannot listen at port {port}: {error.strerror}; give another --coordinator") from error
+    with server:
         while missing:
             server.settimeout(max(0.01, deadline - time.monotonic()))
             try:

@@ -40,6 +40,7 @@ def click_through(config: Config) -> Task:
         ),
         items="examples",
         items_per_step=config.workers * config.batch,
+        data=(train.rows, train.labels),
         params=params,
         batch=batch,
         loss=loss,

@@ -39,6 +39,7 @@ def language_modelling(config: Config) -> Task:
         ),
         items="words",
         items_per_step=config.workers * config.batch * config.unroll,
+        data=(corpus.words, corpus.train),
         params=params,
         carry=initial_carry(config.batch, config.hidden),
         batch=batch,

@@ -44,6 +44,7 @@ def translation(config: Config) -> Task:
         ),
         items="pairs",
         items_per_step=config.workers * config.batch,
+        data=(bitext.train.source, bitext.train.target),
         params=params,
         batch=batch,
         loss=loss,

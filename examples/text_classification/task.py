@@ -39,6 +39,7 @@ def classification(config: Config) -> Task:
         ),
         items="comments",
         items_per_step=config.workers * config.batch,
+        data=(train.words, train.count, train.targets),
         params=params,
         batch=batch,
         loss=loss,

@@ -37,7 +37,7 @@ def compressed_language_modelling(config: Config) -> Task:
         sent = f"{config.density:.3g} of each gradient, chosen by DGC"
 
     def batch(step: int, workers: Sequence[int]) -> np.ndarray:
-        return text.window(streams[workers], step, config.length)
+        return text.window(streams, step, config.length)[workers]
 
     def loss(params: nnx.State, carry: tuple, words: jax.Array, key: jax.Array) -> tuple[jax.Array, tuple]:
         return _cross_entropy(nnx.merge(graph, params), words), carry
@@ -50,6 +50,7 @@ def compressed_language_modelling(config: Config) -> Task:
         ),
         items="words",
         items_per_step=config.workers * config.batch * config.length,
+        data=(corpus.words, corpus.train),
         params=params,
         batch=batch,
         loss=loss,
