@@ -37,7 +37,6 @@ lint: $(INSTALLED)  ## ruff
 
 bazel: $(INSTALLED)  ## build and test with Bazel, without network
 	$(PIP) pybind11
-	$(BAZEL) build //...
 	$(BAZEL) test //...
 
 bench: $(INSTALLED)  ## time the kernels against their floors

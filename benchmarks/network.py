@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -175,12 +176,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="PNG of the times; needs matplotlib")
     options = parser.parse_args()
-    if options.schemes == ["all"]:
+    if "all" in options.schemes:
         options.schemes = list(zen.schemes.names())
     if (options.coordinator is None) != (options.rank is None):
         parser.error("--coordinator and --rank go together")
     if options.coordinator and (len(options.hosts), len(options.rate)) != (1, 1):
         parser.error("given hosts have one number (--hosts) and one rate (--rate)")
+    if options.coordinator and options.peers:
+        parser.error("peers run among emulated hosts alone: leave out --peers or --coordinator")
+    if options.plot and find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install matplotlib")
     if options.repeats < 1 or min(options.hosts) < 2:
         parser.error("--repeats must be at least 1 and --hosts at least 2")
     for rate in options.rate:
@@ -226,7 +231,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (HostsError, NetworkError, ValueError) as error:
+    except (HostsError, NetworkError, OSError, ValueError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,5 +1,6 @@
 """Eight CPU devices in one process, and JAX at its strictest."""
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -31,6 +32,16 @@ def strict(request):
     """No implicit promotion of ranks or dtypes; the libraries that `promoting` modules use need that of dtypes."""
     promotion = "standard" if request.node.get_closest_marker("promoting") else "strict"
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion(promotion):
+        yield
+
+
+@pytest.fixture(scope="module")
+def coarse_ladder():
+    """Few sizes of messages, which compile sooner, for tests of other things."""
+    ladder = importlib.import_module("zen_jax.schemes.ladder")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ladder, "DEFAULT_RATIO", 2.0)
+        patch.setattr(ladder, "PLANNED_RATIOS", (1.0,))
         yield
 
 

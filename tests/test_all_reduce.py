@@ -74,6 +74,13 @@ def test_integers_equal_psum_bitwise(mode, n, scheme):
         check(mode, n, stack, expected, name, scheme=scheme, op="sum")
 
 
+@pytest.mark.parametrize("scheme", ["zen", "auto", "sparcml"])
+def test_many_workers(scheme):
+    n = 33
+    stack = structured(n, (31, 4))["sparse elements"]
+    check("vmap", n, stack, stack.sum(axis=0), scheme, scheme=scheme, op="sum")
+
+
 @pytest.mark.parametrize("scheme", MAIN)
 @pytest.mark.parametrize("n", WORKERS)
 def test_means_of_integers_equal_pmean_bitwise(n, scheme):

@@ -11,6 +11,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.promoting
+@pytest.mark.usefixtures("coarse_ladder")
 @pytest.mark.parametrize("page", [p for p in PAGES if BLOCK.search(p.read_text())], ids=lambda p: p.name)
 def test_blocks_run(page):
     text = page.read_text()

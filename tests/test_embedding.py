@@ -94,6 +94,24 @@ def test_bad_input(call, message):
         call(jnp.asarray(TABLE))
 
 
+def test_indexing_what_was_taken_looks_rows_up():
+    table, ids = np.arange(10.0, dtype=np.float32)[:, None], jnp.array([[7, 3], [3, 1]])
+    taken = embedding.take_rows(table, ids)
+    np.testing.assert_array_equal(taken[ids], table[np.asarray(ids)])
+    gradient = taken.gradient(jnp.ones((4, 1)))
+    np.testing.assert_array_equal(table + gradient, table + np.asarray(gradient.to_dense()))
+
+
+@pytest.mark.parametrize("combiner", [None, "sum"])
+def test_modules_keep_their_table_in_param_dtype_and_give_dtype(combiner):
+    ids, options = jnp.zeros((2, 3), jnp.int32), {"combiner": combiner, "dtype": jnp.bfloat16}
+    linen = embedding.linen.Embed(V, D, **options)
+    params = linen.init(jax.random.key(0), ids)
+    nnx_model = embedding.nnx.Embed(V, D, rngs=nnx.Rngs(0), **options)
+    assert params["params"]["embedding"].dtype == nnx_model.embedding.get_value().dtype == jnp.float32
+    assert linen.apply(params, ids).dtype == nnx_model(ids).dtype == jnp.bfloat16
+
+
 @pytest.mark.parametrize("bad", [-1, V, V + 1, 2**31 - 1])
 def test_unknown_ids_outside_are_nan(table_for, bad):
     """Under jit nobody can look at the ids: their rows are NaN, and so is a loss of them."""

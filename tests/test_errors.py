@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import zen_jax as zen
+from zen_jax import _axis
 
 N = 2
 GRADIENT = np.ones((N, 12, 6), np.float32)
@@ -52,6 +53,7 @@ def all_reduce(stack=GRADIENT, axis_name=harness.AXIS, **options):
         ({"push_format": "dense"}, ("push_format", "'dense'", "'coo'", "'auto'")),
         ({"pull_format": "auto"}, ("pull_format", "'auto'", "'hash_bitmap'", "'bitmap'")),
         ({"stack": GRADIENT.astype(np.int32)}, ("int32", "float32")),
+        ({"stack": {"w": GRADIENT}}, ("x is a dict", "synchronize")),
         ({"stack": GRADIENT.astype(np.complex64)}, ("complex64", "float32")),
         ({"stack": GRADIENT.astype(bool)}, ("bool", "float32")),
         ({"seed": -1}, ("seed", "-1")),
@@ -77,12 +79,23 @@ def test_no_axis_at_all():
     refuses(lambda: jax.jit(lambda x: zen.all_reduce(x, "workers"))(jnp.ones(3)), "axis_name", "value_and_grad")
 
 
-def test_nothing_is_traced_before_the_checks():
-    """The refused call leaves no operation behind: its jaxpr never comes to be, and the next call works."""
+def test_nothing_is_traced_before_the_checks(monkeypatch):
+    """A refused call has sent nothing and partitioned nothing, and the next call works."""
+
+    def never(*_, **__):
+        raise AssertionError("traced before the checks")
+
+    with monkeypatch.context() as patch:
+        for module, name in ((_axis, "all_gather"), (_axis, "all_to_all"), (zen.kernels, "partition")):
+            patch.setattr(module, name, never)
+        refused_calls()
+    harness.all_reduce("vmap", N, scheme="zen")(GRADIENT)
+
+
+def refused_calls():
     for options in ({"scheme": "zeno"}, {"capacity": 0}, {"unit": 5}):
         with pytest.raises(ValueError, match=next(iter(options))):
             jax.make_jaxpr(jax.vmap(lambda x, o=options: zen.all_reduce(x, "w", **o), axis_name="w"))(GRADIENT)
-    harness.all_reduce("vmap", N, scheme="zen")(GRADIENT)
 
 
 def shard_map(worker, check_vma):
@@ -190,6 +203,7 @@ def test_kernels(call, fragments):
         ({"scheme": "zeno"}, ("scheme", "'zeno'")),
         ({"unit": "column"}, ("unit", "'column'")),
         ({"bucket_bytes": 0}, ("bucket_bytes", "0")),
+        ({"plan": "plan.json"}, ("plan is a str", "Profiler")),
         ({"seed": -1}, ("seed", "-1")),
     ],
 )

@@ -16,7 +16,7 @@ from examples.deepfm import data
 from examples.deepfm.main import EXAMPLE
 from examples.deepfm.model import pairwise
 
-pytestmark = pytest.mark.promoting  # flax promotes dtypes
+pytestmark = [pytest.mark.promoting, pytest.mark.usefixtures("coarse_ladder")]  # flax promotes dtypes
 
 TINY = "--dim 8 --hidden 8 --batch 64 --steps 8 --workers 4".split()
 VALUES = np.array([7, 3000, 6000])

@@ -15,7 +15,7 @@ from examples.lm.config import Config
 from examples.lm.main import EXAMPLE
 from examples.lm.task import language_modelling
 
-pytestmark = pytest.mark.promoting  # flax promotes dtypes
+pytestmark = [pytest.mark.promoting, pytest.mark.usefixtures("coarse_ladder")]  # flax promotes dtypes
 
 # Two tables of 4,100 x 64 are just large enough to be synchronised on their own.
 TINY = "--vocab 4100 --dim 64 --hidden 16 --batch 2 --unroll 5 --negatives 32 --steps 8 --workers 4".split()

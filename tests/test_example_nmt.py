@@ -15,7 +15,7 @@ from examples.nmt import data
 from examples.nmt.main import EXAMPLE
 from examples.nmt.model import in_sentence
 
-pytestmark = pytest.mark.promoting  # flax promotes dtypes
+pytestmark = [pytest.mark.promoting, pytest.mark.usefixtures("coarse_ladder")]  # flax promotes dtypes
 
 # Two tables of 4,100 x 64 are just large enough to be synchronised on their own.
 TINY = "--vocab 4100 --dim 64 --hidden 16 --batch 4 --length 5 --negatives 32 --steps 8 --workers 4".split()

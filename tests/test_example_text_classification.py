@@ -15,7 +15,7 @@ from examples.common import app
 from examples.text_classification import data
 from examples.text_classification.main import EXAMPLE
 
-pytestmark = pytest.mark.promoting  # flax promotes dtypes
+pytestmark = [pytest.mark.promoting, pytest.mark.usefixtures("coarse_ladder")]  # flax promotes dtypes
 
 # A table of 4,200 x 64 is just large enough to be synchronised on its own.
 TINY = "--vocab 4200 --dim 64 --hidden 8 --length 6 --batch 8 --steps 8 --workers 4".split()

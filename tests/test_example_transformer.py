@@ -13,7 +13,7 @@ from examples.common import app
 from examples.transformer.main import EXAMPLE
 from examples.transformer.task import _validation_loss
 
-pytestmark = pytest.mark.promoting  # flax promotes dtypes
+pytestmark = [pytest.mark.promoting, pytest.mark.usefixtures("coarse_ladder")]  # flax promotes dtypes
 
 # Of the parameters only the table of 4,200 x 32 is large enough to be synchronised on its own.
 TINY = "--vocab 4200 --dim 32 --heads 2 --batch 2 --length 6 --steps 8 --workers 4".split()

@@ -9,6 +9,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("orbax.checkpoint")
 pytest.importorskip("tqdm")
 
+import numpy as np
 from counting import EXAMPLE
 
 import zen_jax as zen
@@ -55,7 +56,9 @@ def test_resuming_before_the_first_checkpoint_starts_at_the_beginning(tmp_path, 
 def test_another_number_of_workers_goes_on_where_the_others_stopped(tmp_path, straight):
     assert run(tmp_path, "--steps", "4", "--checkpoint-every", "4") == 0
     assert run(tmp_path, "--steps", "8", "--workers", "2", "--resume") == 0
-    assert losses(tmp_path)[:4] == straight[:4] and len(losses(tmp_path)) == 8
+    before, after = losses(tmp_path)[:4], losses(tmp_path)[4:]
+    assert before == straight[:4] and len(after) == 4
+    assert np.allclose(after, straight[4:], rtol=0.3)  # other batches, but from the same parameters on
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """The cost model: bytes are those that schemes report, times follow from links, and what is unknown extrapolates."""
 
+from dataclasses import replace
+
 import harness
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -98,8 +101,12 @@ def test_links():
     assert flat.seconds_inside(1e6) == 0
     measured = zen.Cluster(8, collectives={"psum": Link(latency_us=100, gbps=16)}, kernels={"sum": Rate(1e-9, 2e-9)})
     assert measured.seconds("psum", 2e6, 8) == pytest.approx(3 * 100e-6 + 1e-3)
-    assert measured.seconds_computing("sum", 1e6, 1e6) == pytest.approx(3e-3)
-    assert measured.seconds_computing("copy", 1e6, 1e6) == 0
+    assert measured.seconds_computing("sum", 1e6, 1e6, 4) == pytest.approx(3e-3)
+    assert measured.seconds_computing("copy", 1e6, 1e6, 4) == 0
+    # What a machine sends and computes, its devices share.
+    machines = replace(measured, hosts=2, devices_per_host=4)
+    assert machines.seconds("psum", 8e6, 2) == pytest.approx(100e-6 + 1e-3)
+    assert machines.seconds_computing("sum", 4e6, 4e6, 2) == pytest.approx(3e-3)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +185,9 @@ def test_calibrate(monkeypatch):
     )
     assert all(rate.dense >= 0 and rate.nonzero >= 0 for rate in cluster.kernels.values())
     assert zen.calibrate(harness.mesh(1, "data")).collectives == {}
+    levels = zen.calibrate(jax.make_mesh((2, 4), ("machines", "devices")), "machines", "devices")
+    assert (levels.hosts, levels.devices_per_host, set(levels.collectives)) == (2, 4, set(COLLECTIVES))
+    assert levels.intra_gbps > 0
     with pytest.raises(ValueError, match="axis_name"):
         zen.calibrate(harness.mesh(2), axis_name="nobody")
 

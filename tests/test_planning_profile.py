@@ -12,9 +12,10 @@ import pytest
 from cases import sparse
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import AxisType, PartitionSpec
 
 import zen_jax as zen
-from zen_jax.planning import statistics
+from zen_jax.planning import live, statistics
 from zen_jax.planning.profile import candidate_widths, leaf_profile
 
 SEED = 3
@@ -140,6 +141,19 @@ def test_sample_of_a_large_leaf():
         np.testing.assert_allclose(getattr(sampled, name), getattr(whole, name), 0.15)
 
 
+def test_sample_of_neighbours(monkeypatch):
+    """Rows that are touched are often the first, and rows of 300 do not fill blocks of 256."""
+    n, rows = 2, 2000
+    gradients = jnp.zeros((n, rows, 300)).at[:, : rows // 4].set(1.0)
+    monkeypatch.setattr(live, "LIMIT", 1 << 9)
+    monkeypatch.setattr(live, "ELEMENT_LIMIT", 1 << 16)
+    profiler = zen.Profiler()
+    transform = zen.synchronize(harness.AXIS, plan=profiler, scheme="dense")
+    harness.spmd(lambda g: transform.update(g, None)[0], "vmap", n)(gradients)
+    densities = [unit.density for unit in profiler.profile().leaves[""].units.values()]
+    np.testing.assert_allclose(densities, 0.25, atol=0.02)
+
+
 # --- live -------------------------------------------------------------------------------------------------------
 
 
@@ -157,6 +171,24 @@ def test_live(mode):
     assert (live.n, live.seed, live.steps) == (n, SEED, 2)
     assert live.leaves["table"] == stacked.leaves["table"]
     assert live.leaves["bias"].units == {}
+
+
+def test_live_beside_a_model_axis():
+    """All devices report the fullest shard, once a step: processes that see different shards make one plan."""
+    mesh = jax.make_mesh((2, 2), (harness.AXIS, "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    shards = np.zeros((2, 2, 8192, 64), np.float32)
+    shards[:, 0, :100], shards[:, 1, :800] = 1, 1
+    profiler = zen.Profiler()
+    transform = zen.synchronize(harness.AXIS, plan=profiler, scheme="dense")
+    worker = lambda g: transform.update(g[0, 0], None)[0]  # noqa: E731
+    specs = {"in_specs": PartitionSpec(harness.AXIS, "model"), "out_specs": PartitionSpec("model")}
+    jax.jit(jax.shard_map(worker, mesh=mesh, **specs))(shards)
+    profile = profiler.profile()
+    assert profile.steps == 1 and profile.leaves[""].at("row", 2).nonzero == 800
+    reports = list(profiler._reports.values())
+    assert len(reports) == 4
+    for report in reports[1:]:
+        jax.tree.map(np.testing.assert_array_equal, report, reports[0])
 
 
 def test_profiler_without_steps():
@@ -192,6 +224,8 @@ def test_bad_files(tmp_path):
             json.dumps(good | {"leaves": [1]}),
             json.dumps(good | {"leaves": {"table": {"shape": [20, 8], "dtype": "float32", "units": {"8": {}}}}}),
             json.dumps(good | {"n": "many"}),
+            json.dumps(good | {"n": 8}),
+            json.dumps(good | {"n": 2}),
         ],
     }
     for message, texts in bad.items():

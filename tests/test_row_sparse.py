@@ -58,11 +58,12 @@ def test_narrow_ids_of_a_table_larger_than_their_dtype_holds(dtype):
     assert gradient.ids.tolist() == [0, 7, rows] and gradient.rows[:, 0].tolist() == [1, 2, 0]
 
 
-@pytest.mark.parametrize("factor", [0, -1])
-def test_ids_that_a_schedule_has_scaled_train_no_row(factor):
+@pytest.mark.parametrize("ids", [[3, 8, V], [3]])
+@pytest.mark.parametrize("factor", [0, -1, 2])
+def test_ids_that_a_schedule_has_scaled_train_no_row(factor, ids):
     """`optax.scale_by_schedule` casts its factor to int32 and multiplies the ids with it."""
-    ids = jnp.array([3, 8, V], jnp.int32)
-    gradient = zen.RowSparseGradient(ids, jnp.ones((3, D)), V)
+    ids = jnp.array(ids, jnp.int32)
+    gradient = zen.RowSparseGradient(ids, jnp.ones((ids.size, D)), V)
     scaled = jax.tree.map(lambda x: jnp.array(factor, x.dtype) * x, gradient)
     table = jnp.asarray(TABLE)
     added = np.asarray(table + scaled)
@@ -70,7 +71,7 @@ def test_ids_that_a_schedule_has_scaled_train_no_row(factor):
     lazily, _ = embedding.lazy(optax.sgd(1.0)).update({"t": scaled}, optax.sgd(1.0).init({"t": table}), {"t": table})
     assert jnp.isnan(lazily["t"].rows).all()
     worker = lambda rows: zen.synchronize(harness.AXIS).update(dataclasses.replace(scaled, rows=rows), None)[0]  # noqa: E731
-    reduced = harness.spmd(worker, "vmap", N)(jnp.ones((N, 3, D)))
+    reduced = harness.spmd(worker, "vmap", N)(jnp.ones((N, ids.size, D)))
     assert np.isnan(np.asarray(table + jax.tree.map(lambda x: x[0], reduced))).any()
 
 

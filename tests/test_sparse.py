@@ -15,7 +15,7 @@ from cases import FLOATS, assert_same_bits, assert_same_values, normal, special
 
 import zen_jax as zen
 
-pytestmark = pytest.mark.promoting  # optax's own arithmetic relies on promotion
+pytestmark = [pytest.mark.promoting, pytest.mark.usefixtures("coarse_ladder")]  # optax relies on promotion
 
 N = 4
 SHAPE = (700, 400)  # above 1 MiB in float32
@@ -298,6 +298,13 @@ def test_nothing_dense_is_made(name):
     assert made < gradient.nbytes / 20
 
 
+@every_sparsifier
+def test_large_leaves_become_lists(name):
+    sparsifier = SPARSIFIERS[name](compact=True)
+    sent, _ = jax.eval_shape(lambda g: sparsifier.update(g, sparsifier.init(g)), jnp.zeros(SHAPE))
+    assert isinstance(sent, zen.SparseGradient)
+
+
 def test_small_leaves_stay_arrays():
     sparsifier = zen.top_k(0.1, compact=True)
     sent, _ = sparsifier.update(jnp.ones((20, 20)), sparsifier.init(jnp.zeros((20, 20))))
@@ -318,6 +325,16 @@ def test_changed_indices_are_refused():
         gradient.to_dense()
     with pytest.raises(ValueError, match="indices of float32"):
         jax.vmap(lambda _: zen.all_reduce(gradient, "data"), axis_name="data")(jnp.zeros(3))
+
+
+@pytest.mark.parametrize("factor", [0, -1, 2])
+@pytest.mark.parametrize("scheme", ["zen", "agsparse", "dense"])
+def test_indices_that_a_schedule_has_scaled_lose_nothing_unseen(factor, scheme):
+    """`optax.scale_by_schedule` casts its factor to int32 and multiplies indices and count with it."""
+    gradient = zen.SparseGradient(jnp.array([1, 4, 7], jnp.int32), jnp.ones(3), jnp.int32(3), (9,))
+    scaled = jax.tree.map(lambda x: jnp.array(factor, x.dtype) * x, gradient)
+    worker = lambda _: zen.all_reduce(scaled, harness.AXIS, scheme=scheme)  # noqa: E731
+    assert np.isnan(harness.spmd(worker, "vmap", N)(jnp.zeros(N))).any()
 
 
 @pytest.mark.parametrize(

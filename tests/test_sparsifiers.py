@@ -195,7 +195,8 @@ def test_random_k_chooses_alike_on_every_worker_and_anew_each_step():
 @pytest.mark.parametrize(("name", "mode"), [*((name, "vmap") for name in SPARSIFIERS), ("dgc", "shard_map_unchecked")])
 def test_chain_with_synchronize_sends_the_mean_of_what_was_sent(name, mode):
     gradients = normal((4, 40, 9))
-    chain = optax.chain(SPARSIFIERS[name], zen.synchronize(harness.AXIS, unit="element"), optax.sgd(1.0))
+    synchronize = zen.synchronize(harness.AXIS, unit="element", dense_below=0)
+    chain = optax.chain(SPARSIFIERS[name], synchronize, optax.sgd(1.0))
     worker = lambda g: chain.update(g, chain.init(jnp.zeros((40, 9))), jnp.zeros((40, 9)))[0]  # noqa: E731
     updates = np.asarray(harness.spmd(worker, mode, 4)(gradients))
     alone = [update(name)(g, SPARSIFIERS[name].init(jnp.zeros((40, 9))))[0] for g in gradients]

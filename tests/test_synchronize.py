@@ -1,5 +1,8 @@
 """The optax transformation: alone and in chain, MultiSteps and masked, on trees of every kind."""
 
+import itertools
+from dataclasses import replace
+
 import harness
 import jax
 import jax.numpy as jnp
@@ -59,8 +62,8 @@ def test_schemes_and_sums(scheme):
         assert_trees_same(updates, jax.tree.map(lambda g: g.sum(axis=0), gradients))
 
 
-@pytest.mark.parametrize("bucket_bytes", [1, 100, 128 << 20])
-def test_buckets_of_small_leaves(bucket_bytes):
+@pytest.mark.parametrize(("bucket_bytes", "count"), [(1, 4), (40, 3), (128 << 20, 2)])
+def test_buckets_of_small_leaves(bucket_bytes, count):
     """However the small leaves are fused, by size or by dtype, each gets its own mean back."""
     dtypes = [np.float32, np.float16, np.float32, np.float16, np.float32]
     gradients = {f"leaf{i}": sparse(RNG, N, (i, 3), 0.7, dtype, integers=False) for i, dtype in enumerate(dtypes)}
@@ -70,8 +73,28 @@ def test_buckets_of_small_leaves(bucket_bytes):
     info = jax.tree.map(lambda field: float(field[0]), optax.tree.get(state, "info"))
     assert set(info) == {"(fused)"}
     assert info["(fused)"].dense_taken == 1
+    update = lambda g: zen.synchronize(harness.AXIS, bucket_bytes=bucket_bytes).update(g, None)[0]  # noqa: E731
+    program = str(jax.make_jaxpr(update, axis_env=[(harness.AXIS, N)])(params))
+    assert program.count(" all_gather[") == count
     sent = sum(g[0].nbytes for g in gradients.values())
     np.testing.assert_allclose(info["(fused)"].bytes_dense, 2 * (N - 1) / N * sent, 1e-6)
+
+
+def test_a_plan_that_fuses_otherwise_keeps_the_structure_of_the_state():
+    """Or a step would compile anew, and `scan` and `optax.MultiSteps` refuse it."""
+    gradients = dict(zip("ab", RNG.normal(size=(2, N, 4, 3)).astype(np.float32), strict=True))
+    params = jax.tree.map(lambda g: g[0], gradients)
+    leaf = zen.LeafPlan((4, 3), "float32", "dense_ordered")
+    apart = zen.Plan(N, {"a": leaf, "b": leaf})
+    together = zen.Plan(N, {"a": replace(leaf, bucket=0), "b": replace(leaf, bucket=0)})
+    for before, after in itertools.permutations((apart, together)):
+        state = zen.synchronize(harness.AXIS, plan=before).init(params)
+        transform = zen.synchronize(harness.AXIS, plan=after)
+        updates, new = harness.spmd(lambda g, t=transform, s=state: t.update(g, s), "vmap", N)(gradients)
+        assert_trees_same(updates, jax.tree.map(lambda g: oracle.ordered_sum(g, N), gradients))
+        assert jax.tree.structure(new) == jax.tree.structure(state)
+        total = zen.total([jax.tree.map(lambda field: field[0], info) for info in new.info.values()])
+        np.testing.assert_allclose(total.bytes_dense, 2 * (N - 1) / N * 2 * 48)
 
 
 def test_none_leaves_and_empty_trees():

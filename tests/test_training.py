@@ -34,10 +34,12 @@ def assert_close(actual, expected):
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, 1e-5, 1e-6), actual, expected)
 
 
-@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("scheme", zen.schemes.names())
+@pytest.mark.parametrize(
+    ("scheme", "axis_type"),
+    [*((scheme, AxisType.Auto) for scheme in zen.schemes.names()), *((s, AxisType.Explicit) for s in ("zen", "auto"))],
+)
 def test_equals_the_global_mean(scheme, axis_type):
-    step = zen.value_and_grad(loss, mesh=mesh_of(axis_type), scheme=scheme)
+    step = zen.value_and_grad(loss, mesh=mesh_of(axis_type), scheme=scheme, dense_below=0)
     value, gradients = jax.jit(step)(PARAMS, TOKENS, TARGETS)
     expected_value, expected = jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS)
     assert_close((value, gradients), (expected_value, expected))
@@ -47,7 +49,7 @@ def test_equals_the_global_mean(scheme, axis_type):
 
 def test_outside_jit_and_with_placed_inputs():
     mesh = mesh_of()
-    step = zen.value_and_grad(loss, mesh=mesh)
+    step = zen.value_and_grad(loss, mesh=mesh, dense_below=0)
     expected = jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS)
     assert_close(step(PARAMS, TOKENS, TARGETS), expected)
     batch = jax.device_put((TOKENS, TARGETS), NamedSharding(mesh, PartitionSpec("data")))
@@ -96,6 +98,15 @@ def test_keyword_arguments_are_not_split():
     assert_close(actual, jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS, scale=3.0))
 
 
+def test_keyword_arguments_that_are_no_arrays_stay_what_they_are():
+    def loss_of_mode(params, tokens, targets, *, train, mode):
+        return loss(params, tokens, targets, 2.0 if train and mode == "double" else 1.0)
+
+    step = zen.value_and_grad(loss_of_mode, mesh=mesh_of())
+    actual = jax.jit(lambda *args: step(*args, train=True, mode="double"))(PARAMS, TOKENS, TARGETS)
+    assert_close(actual, jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS, scale=2.0))
+
+
 def test_info():
     step = jax.jit(zen.value_and_grad(loss, mesh=mesh_of(), return_info=True))
     _, _, info = step(PARAMS, TOKENS, TARGETS)
@@ -105,7 +116,8 @@ def test_info():
 def test_plan():
     per_worker = [jax.grad(loss)(PARAMS, t, y) for t, y in zip(np.split(TOKENS, N), np.split(TARGETS, N), strict=True)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *per_worker)
-    plan = zen.plan(zen.profile(stacked, unit="row"), zen.Cluster(N))
+    plan = zen.plan(zen.profile(stacked, unit="row"), zen.Cluster(N, inter_gbps=1e-4, latency_us=0))
+    assert plan.leaves["table"].scheme not in ("dense", "dense_ordered")
     actual = jax.jit(zen.value_and_grad(loss, mesh=mesh_of(), plan=plan))(PARAMS, TOKENS, TARGETS)
     assert_close(actual, jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS))
 

@@ -35,12 +35,13 @@ def main(address, count, rank):
     digest = hashlib.sha256()
     psum = spmd(lambda x: jax.lax.psum(x, "data"))
     schemes = {name: {"scheme": name} for name in zen.schemes.names() if name != "dense"}
+    schemes["zen, several rungs"] = {"scheme": "zen", "unit": "element", "capacity": (1, 2)}
     schemes["zen, other formats"] = {"scheme": "zen", "push_format": "bitmap", "pull_format": "bitmap"}
     always_dense, sometimes_dense = {"dense_ordered"}, {"auto", "agsparse", "sparcml"}
     for scheme, options in schemes.items():
         reduce = spmd(lambda x, options=options: zen.all_reduce(x, "data", op="sum", return_info=True, **options))
         expected = oracle.recursive_doubling if scheme == "sparcml" else oracle.ordered_sum
-        dense_taken = set()
+        dense_taken, rounds = set(), set()
         for integers in (True, False):
             for name, stack in structured(count, (61, 4), integers=integers).items():
                 reduced, info = reduce(stack)
@@ -49,9 +50,11 @@ def main(address, count, rank):
                 assert_same_bits(reduced, expected(stack), f"{scheme}, {name}")
                 assert_same_bits(reduce(stack)[0], reduced, f"{scheme}, {name}: rerun")
                 dense_taken.add(float(info.dense_taken))
+                rounds.add(float(info.rounds))
                 digest.update(reduced.tobytes())
                 for field in info:
                     digest.update(field.tobytes())
+        assert ("capacity" in options) == (len(rounds - {0.0, 1.0}) > 0), f"{scheme}: {rounds}"
         # Those that may go dense must have gone both ways, or one was not tested.
         ways = {1.0} if scheme in always_dense else {0.0, 1.0} if scheme in sometimes_dense else {0.0}
         assert dense_taken == ways, f"{scheme}: {dense_taken}"

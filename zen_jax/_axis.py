@@ -74,6 +74,11 @@ def check_not_reduced(name: str, x: Array, axis_name: AxisName) -> None:
         )
 
 
+def beside(axis_name: AxisName) -> tuple:
+    """All other axes of an enclosing shard_map."""
+    return tuple(axis for axis in jax.sharding.get_abstract_mesh().manual_axes if axis not in axis_names(axis_name))
+
+
 def largest_beside(x: Array, axis_name: AxisName) -> Array:
     """x as the largest over all other axes of an enclosing shard_map: what all devices of the program agree on."""
 
@@ -82,8 +87,7 @@ def largest_beside(x: Array, axis_name: AxisName) -> Array:
         tracked = axis in varying(lax.axis_index(axis))
         return axis in varying(x) or not tracked
 
-    beside = [axis for axis in jax.sharding.get_abstract_mesh().manual_axes if axis not in axis_names(axis_name)]
-    axes = tuple(axis for axis in beside if may_vary(axis))
+    axes = tuple(axis for axis in beside(axis_name) if may_vary(axis))
     return lax.pmax(x, axes) if axes else x
 
 

@@ -1,5 +1,8 @@
 """`all_reduce`: one gradient, reduced over a named axis."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from zen_jax import _axis, errors
@@ -88,7 +91,7 @@ def all_reduce(
     errors.check_choice("pull_format", pull_format, PULL_FORMATS)
     run = registry.get(scheme)
     errors.check_seed(seed)
-    errors.check_float("x", x.dtype)
+    x = _checked(x)
     axes = _axis.joined(axis_name, intra_axis)
     n = _axis.axis_size(axis_name)
     devices = 1 if intra_axis is None else _axis.axis_size(intra_axis, "intra_axis")
@@ -109,16 +112,21 @@ def all_reduce(
     return (reduced, info) if return_info else reduced
 
 
+def _checked(x: Array | SparseGradient) -> Array | SparseGradient:
+    """x as an array unless it is sparse; a ValueError for what is no gradient."""
+    if not is_sparse(x):
+        if not isinstance(x, (jax.Array, np.ndarray, np.generic)) and not errors.is_number(x):
+            raise ValueError(f"x is a {type(x).__name__}, but must be one gradient. Use zen_jax.synchronize for trees.")
+        x = jnp.asarray(x)
+    errors.check_float("x", x.dtype)
+    return x
+
+
 def _capacities(capacity: Capacity, scheme: str, n: int) -> tuple[int | None, ...]:
     """One for each exchange, as far as given."""
     capacities = tuple(capacity) if isinstance(capacity, tuple | list) else (capacity,)
     for value in capacities:
         if value is not None:
             errors.check_at_least("capacity", value, 1)
-    exchanges = registry.exchanges(scheme, n)
-    if n > 1 and exchanges is not None and len(capacities) > exchanges:
-        raise ValueError(
-            f"capacity={capacity!r} has {len(capacities)} entries, but scheme={scheme!r} has {exchanges} exchanges "
-            f"among {n} workers. Give at most one entry for each."
-        )
+    registry.check_exchanges(capacities, scheme, n)
     return capacities

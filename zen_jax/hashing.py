@@ -10,6 +10,8 @@ The arithmetic is on uint32 and works on NumPy and JAX arrays alike; `cuda/commo
 
 from functools import lru_cache
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from zen_jax._typing import Array, ArrayLike
@@ -19,7 +21,8 @@ EMPTY_SLOT = np.uint32(0xFFFFFFFF)
 
 
 def _uint32(x: ArrayLike) -> Array:
-    return x.astype(np.uint32) if hasattr(x, "astype") else np.asarray(x, np.uint32)
+    x = (x if isinstance(x, jax.Array) else np.asarray(x)).astype(np.uint32)
+    return x if x.ndim else jnp.asarray(x)  # NumPy's scalars would warn where its arrays wrap around
 
 
 def _rotate_left(x: Array, bits: int) -> Array:

@@ -43,8 +43,8 @@ def total(infos: list[Info]) -> Info:
     >>> float(both.bytes_pushed), round(float(both.density), 3), float(both.imbalance_push)
     (12.0, 0.1, 1.5)
     """
-    if not infos:
-        return make_info()
+    if len(infos) < 2:
+        return infos[0] if infos else make_info()
     stacked = Info(*(jnp.stack(field) for field in zip(*infos, strict=True)))
     bytes_dense = jnp.sum(stacked.bytes_dense)
 

@@ -1,6 +1,6 @@
 """`RowSparseGradient`: the gradient of a table by the rows that a batch touched."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -9,9 +9,10 @@ import jax.numpy as jnp
 
 from zen_jax._typing import Array
 from zen_jax.kernels.aggregate import accumulator_dtype
+from zen_jax.mark import MARK, new_mark
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["ids", "rows"], meta_fields=["num_rows"])
+@partial(jax.tree_util.register_dataclass, data_fields=["ids", "rows", "mark"], meta_fields=["num_rows"])
 @dataclass(frozen=True)
 class RowSparseGradient:
     """The gradient of a table [V, D] by the rows that are looked up; all others are zero.
@@ -23,6 +24,7 @@ class RowSparseGradient:
       ids: int32 [K], the touched rows, ascending and each once; entries from the first `num_rows` on are unused.
       rows: float [K, ...D], the gradient of each; zeros where unused.
       num_rows: V, the rows of the table.
+      mark: shows whether something has computed with the ids; leave it out.
 
     >>> import jax.numpy as jnp
     >>> gradient = RowSparseGradient.from_lookups(jnp.array([5, 2, 5]), jnp.array([[1.0], [2.0], [3.0]]), num_rows=9)
@@ -35,6 +37,12 @@ class RowSparseGradient:
     ids: Array
     rows: Array
     num_rows: int
+    mark: Array | None = None
+    __array_ufunc__ = None  # a NumPy table leaves adding it to this class
+
+    def __post_init__(self) -> None:
+        if self.mark is None and hasattr(self.ids, "shape"):
+            object.__setattr__(self, "mark", new_mark(self.ids))
 
     @classmethod
     def from_lookups(cls, ids: Array, rows: Array, num_rows: int) -> "RowSparseGradient":
@@ -75,8 +83,10 @@ class RowSparseGradient:
     def take(self, table: Array) -> Array:
         """[K, ...D]: the table's rows at `ids`; zeros where unused."""
         check_intact(self)
-        return table.at[self.ids].get(
-            mode="fill", fill_value=0, indices_are_sorted=True, unique_indices=False, wrap_negative_indices=False
+        return (
+            jnp.asarray(table)
+            .at[self.ids]
+            .get(mode="fill", fill_value=0, indices_are_sorted=True, unique_indices=False, wrap_negative_indices=False)
         )
 
     def put(self, table: Array, rows: Array) -> Array:
@@ -95,7 +105,7 @@ class RowSparseGradient:
             )
         # Unused entries get distinct ids past the end, so that every index is unique.
         entry = jnp.arange(self.ids.size, dtype=jnp.int32)
-        return table.at[jnp.where(self.ids < self.num_rows, self.ids, self.num_rows + entry)]
+        return jnp.asarray(table).at[jnp.where(self.ids < self.num_rows, self.ids, self.num_rows + entry)]
 
 
 _UNIQUE: dict[str, Any] = {
@@ -121,7 +131,7 @@ def check_intact(gradient: RowSparseGradient) -> None:
 
 
 def intact(gradient: RowSparseGradient) -> RowSparseGradient:
-    """The gradient; one of NaN where its ids are not ascending.
+    """The gradient; one of NaN where its mark is not whole, or its ids do not ascend.
 
     A transformation that does not know row-sparse leaves may compute with the ids and keep their dtype, as
     `optax.scale_by_schedule` does: that is not seen before the step runs, and must not train other rows.
@@ -129,10 +139,11 @@ def intact(gradient: RowSparseGradient) -> RowSparseGradient:
     check_intact(gradient)
     ids = gradient.ids
     ascending = jnp.all((ids[1:] > ids[:-1]) | (ids[1:] >= gradient.num_rows)) & jnp.all(ids >= 0)
-    return RowSparseGradient(
-        jnp.where(ascending, ids, jnp.arange(ids.size, dtype=jnp.int32)),
-        jnp.where(ascending, gradient.rows, jnp.full((), jnp.nan, gradient.dtype)),
-        gradient.num_rows,
+    whole = ascending & (gradient.mark == MARK)
+    return replace(
+        gradient,
+        ids=jnp.where(whole, ids, jnp.arange(ids.size, dtype=jnp.int32)),
+        rows=jnp.where(whole, gradient.rows, jnp.full((), jnp.nan, gradient.dtype)),
     )
 
 

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 
 from zen_jax import kernels
 from zen_jax._typing import Array
+from zen_jax.mark import MARK, new_mark
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["indices", "values", "count"], meta_fields=["shape"])
+@partial(jax.tree_util.register_dataclass, data_fields=["indices", "values", "count", "mark"], meta_fields=["shape"])
 @dataclass(frozen=True)
 class SparseGradient:
     """A gradient by its non-zero elements, as `zen_jax.top_k(density, compact=True)` hands it to `synchronize`.
@@ -25,6 +26,7 @@ class SparseGradient:
       values: float [K], the elements there, none of them zero.
       count: int32 [], how many elements were to be listed. Those beyond K are not: see `zen_jax.top_k`.
       shape: the gradient's shape.
+      mark: shows whether something has computed with the indices; leave it out.
 
     >>> import jax.numpy as jnp
     >>> gradient = SparseGradient(jnp.array([1, 3, 0]), jnp.array([2.0, 4.0, 9.0]), jnp.int32(2), (2, 2))
@@ -36,6 +38,11 @@ class SparseGradient:
     values: Array
     count: Array
     shape: tuple[int, ...]
+    mark: Array | None = None
+
+    def __post_init__(self) -> None:
+        if self.mark is None and hasattr(self.indices, "shape"):
+            object.__setattr__(self, "mark", new_mark(self.indices))
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -63,8 +70,8 @@ class SparseGradient:
 
     def to_dense(self) -> Array:
         """The gradient of `shape`, zeros included."""
-        check_intact(self)
-        listed = self.indices[None], self.values[None], self.count[None]
+        gradient = intact(self)
+        listed = gradient.indices[None], gradient.values[None], gradient.count[None]
         return kernels.aggregate(*listed, self.size).reshape(self.shape)
 
 
@@ -77,7 +84,7 @@ def listed(units: Array | SparseGradient, room: int) -> tuple[Array, Array, Arra
     """The first `room` non-zero units of [U, m], or of a gradient of shape [U, 1], in one bucket."""
     if not is_sparse(units):
         return kernels.partition(units, 1, room)
-    check_intact(units)
+    units = intact(units)
     return units.indices[None, :room], units.values[None, :room, None], jnp.minimum(units.count, units.room)[None]
 
 
@@ -86,10 +93,21 @@ def densified(gradient: Array | SparseGradient) -> Array:
     return gradient.to_dense() if is_sparse(gradient) else gradient
 
 
-def check_intact(gradient: SparseGradient) -> None:
-    """Raises a ValueError where a transformation that does not know sparse leaves has computed with the indices."""
+def intact(gradient: SparseGradient) -> SparseGradient:
+    """The gradient; one whose first element alone is listed, as NaN, where its mark is not whole.
+
+    A ValueError where a transformation that does not know sparse leaves has changed the indices' dtype. One that has
+    computed with them and kept it is not seen before the step runs, and must not lose what was sent.
+    """
     if gradient.indices.dtype != jnp.int32:
         raise ValueError(
             f"SparseGradient has indices of {gradient.indices.dtype}, but they must be int32: a transformation before "
             "this one has computed with them. Put the sparsifier right before zen_jax.synchronize."
         )
+    whole = gradient.mark == MARK
+    return replace(
+        gradient,
+        indices=gradient.indices.at[:1].set(jnp.where(whole, gradient.indices[:1], 0)),
+        values=gradient.values.at[:1].set(jnp.where(whole, gradient.values[:1], jnp.nan)),
+        count=jnp.where(whole, gradient.count, 1),
+    )

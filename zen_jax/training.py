@@ -11,8 +11,9 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from zen_jax import _axis, errors
-from zen_jax._typing import PyTree, Unit
+from zen_jax._typing import Array, PyTree, Unit
 from zen_jax.embedding.gradient import value_and_grad as with_rows
+from zen_jax.planning.buckets import BUCKET_BYTES, DENSE_BELOW
 from zen_jax.planning.live import Profiler
 from zen_jax.planning.plan import Plan
 from zen_jax.transforms.synchronize import synchronize
@@ -30,6 +31,8 @@ def value_and_grad(
     scheme: str = "auto",
     unit: Unit = "auto",
     plan: Plan | Profiler | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
+    dense_below: int = DENSE_BELOW,
     seed: int = 0,
     lookups: Callable[..., Mapping[str, PyTree]] | None = None,
     padding_id: int | Mapping[str, int] | None = None,
@@ -39,17 +42,18 @@ def value_and_grad(
 
     The returned function takes the arguments of `fun` and works inside and outside jit. Arguments in `argnums` and all
     keyword arguments are the same for every worker; the other positional arguments are batches, whose arrays are
-    split along their first axis (scalars are not split).
+    split along their first axis (scalars are not split). Keyword arguments that are no arrays reach `fun` as they are.
 
     Args:
       fun: the loss of one worker's share of the batch; a scalar, or (scalar, aux) with `has_aux`.
       argnums: which positional arguments to differentiate.
       has_aux: whether `fun` returns auxiliary data.
-      mesh: the devices; their number along `axis_name`, and `intra_axis` where given, is n.
+      mesh: the devices; their number along `axis_name`, and `intra_axis` where given, is n. Devices along other axes do
+        the same work, each on whole parameters: tensor parallelism needs a shard_map of your own.
       axis_name: the mesh axis that workers lie on.
       intra_axis: the mesh axis of one machine's devices, as in `synchronize`; the batch is split over both axes.
       op: "mean" or "sum", for the loss and the gradients alike.
-      scheme, unit, plan, seed: as in `synchronize`.
+      scheme, unit, plan, bucket_bytes, dense_below, seed: as in `synchronize`.
       lookups, padding_id: as in `zen_jax.embedding.value_and_grad`, for argument 0 of `fun`: the tables whose gradients
         are to be row-sparse, and the ids that one worker's share of the batch looks up in them. None for none.
       return_info: whether to return the `Info` of each leaf too, as `SynchronizeState.info`.
@@ -80,7 +84,17 @@ def value_and_grad(
         raise ValueError(f"padding_id={padding_id!r} is of lookups, but there are none. Pass lookups too, or neither.")
     axes = _axis.joined(axis_name, intra_axis)
     n = math.prod(mesh.shape[axis] for axis in _axis.axis_names(axes))
-    transform = synchronize(axis_name, op=op, scheme=scheme, unit=unit, plan=plan, seed=seed, intra_axis=intra_axis)
+    transform = synchronize(
+        axis_name,
+        op=op,
+        scheme=scheme,
+        unit=unit,
+        plan=plan,
+        bucket_bytes=bucket_bytes,
+        dense_below=dense_below,
+        seed=seed,
+        intra_axis=intra_axis,
+    )
     differentiated = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     replicated, split = PartitionSpec(), PartitionSpec(axes)
 
@@ -105,17 +119,21 @@ def value_and_grad(
             return jax.value_and_grad(loss, argnums, has_aux)
         return with_rows(loss, lookups, has_aux, padding_id=padding_id)
 
-    def worker(args: tuple, kwargs: dict[str, Any]) -> tuple:
-        value, gradients = local(kwargs)(*args)
-        value, aux = value if has_aux else (value, ())
-        value = lax.pmean(value, axes) if op == "mean" else lax.psum(value, axes)
-        gradients, state = transform.update(gradients, None)
-        return value, jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], aux), gradients, state.info
-
     def wrapped(*args: PyTree, **kwargs: PyTree) -> tuple:
+        leaves, treedef = jax.tree.flatten(kwargs)
+        arrays = {i: leaf for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype")}
+
+        def worker(args: tuple, arrays: dict[int, Array]) -> tuple:
+            same = treedef.unflatten([arrays.get(i, leaf) for i, leaf in enumerate(leaves)])
+            value, gradients = local(same)(*args)
+            value, aux = value if has_aux else (value, ())
+            value = lax.pmean(value, axes) if op == "mean" else lax.psum(value, axes)
+            gradients, state = transform.update(gradients, None)
+            return value, jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], aux), gradients, state.info
+
         arg_specs = tuple(jax.tree.map(spec_of(i, len(args)), arg) for i, arg in enumerate(args))
-        in_specs = (arg_specs, jax.tree.map(lambda _: replicated, kwargs))
-        inputs = (args, kwargs)
+        in_specs = (arg_specs, dict.fromkeys(arrays, replicated))
+        inputs = (args, arrays)
         if AxisType.Explicit in mesh.axis_types:
             inputs = jax.tree.map(lambda leaf, spec: jax.reshard(leaf, NamedSharding(mesh, spec)), inputs, in_specs)
         # check_vma would make jax.grad reduce the gradients of the replicated arguments before zen sees them.

@@ -52,8 +52,8 @@ def start(command: list[str], count: int) -> int:
     They train on CPUs unless JAX_PLATFORMS says otherwise: each would take all GPUs for itself. A signal to end ends
     them, too: left alone they would go on and write where a run started anew does.
     """
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, lambda number, _: sys.exit(128 + number))
+    endings = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(ending, lambda number, _: sys.exit(128 + number)) for ending in endings]
     coordinator, environment = f"localhost:{free_ports()}", {"JAX_PLATFORMS": "cpu"} | os.environ
     with tempfile.TemporaryDirectory() as logs:
         paths = [Path(logs) / f"{index}.log" for index in range(count)]
@@ -76,6 +76,8 @@ def start(command: list[str], count: int) -> int:
             return 130
         finally:
             _end(processes)
+            for ending, handler in zip(endings, before, strict=True):
+                signal.signal(ending, handler)
 
 
 def free_ports() -> int:

@@ -33,7 +33,8 @@ def rank_from(coordinator: str | None, count: int | None, index: int | None) -> 
         if count is None and index is None and _from_environment(_BY_HAND) is None:
             return None
         raise ValueError(
-            "--num-processes or NUM_PROCESSES, and --process-id, need --coordinator HOST:PORT or JAX_COORDINATOR_ADDRESS"
+            "--num-processes and --process-id, or NUM_PROCESSES, need --coordinator HOST:PORT or "
+            "JAX_COORDINATOR_ADDRESS"
         )
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65535:

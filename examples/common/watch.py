@@ -177,7 +177,9 @@ def _meet_others(rank: Rank, timeout: float) -> list[_Peer]:
     try:
         server = socket.create_server(("", port), family=family, backlog=rank.count, dualstack_ipv6=both)
     except OSError as error:
-        raise BadInput(f"{rank.name(0)} cannot listen at port {port}: {error.strerror}; give another --coordinator") from error
+        raise BadInput(
+            f"{rank.name(0)} cannot listen at port {port}: {error.strerror}; give another --coordinator"
+        ) from error
     with server:
         while missing:
             server.settimeout(max(0.01, deadline - time.monotonic()))

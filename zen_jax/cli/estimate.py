@@ -10,7 +10,7 @@ from zen_jax.cli import options as shared
 from zen_jax.cli import output
 
 EXAMPLES = """  zen-jax estimate profile.json --gbps 25 --latency-us 50
-  zen-jax estimate profile.json --hosts 2 --devices-per-host 4 --gbps 10 --intra-gbps 200 --plot schemes.png
+  zen-jax estimate profile.json --devices-per-host 4 --gbps 10 --intra-gbps 200 --plot schemes.png
   zen-jax estimate profile.json --json -"""
 
 

@@ -25,7 +25,8 @@ class Result(NamedTuple):
 def add_json(parser: argparse.ArgumentParser, *aliases: str) -> None:
     """Adds --json, which goes by other names too where other subcommands read the file."""
     meaning = "write the result as JSON; - for standard output, and nothing else there"
-    parser.add_argument(*aliases, "--json", type=_json_file, dest="json", metavar="FILE", help=meaning)
+    how = {"dest": "json", "action": "append", "default": [], "metavar": "FILE"}
+    parser.add_argument(*aliases, "--json", type=_json_file, **how, help=meaning)
 
 
 def add_plot(parser: argparse.ArgumentParser) -> None:
@@ -39,11 +40,12 @@ def show(result: Result | None, options: argparse.Namespace) -> None:
         return
     text = json.dumps(result.document, indent=1)
     # Files first: the reader of a pipe may have seen enough at any time.
-    if options.json not in (None, STDOUT):
-        Path(options.json).write_text(text + "\n", encoding="utf-8")
+    for file in options.json:
+        if file != STDOUT:
+            Path(file).write_text(text + "\n", encoding="utf-8")
     if getattr(options, "plot", None):
         _draw(result, options.plot)
-    print(text if options.json == STDOUT else result.text)
+    print(text if STDOUT in options.json else result.text)
 
 
 @contextlib.contextmanager
@@ -92,4 +94,6 @@ def _writable(word: str) -> Path:
         raise argparse.ArgumentTypeError(f"{word!r} is a folder, not a file")
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{word!r} cannot be written: there is no folder {str(path.parent)!r}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{word!r} cannot be written: permission denied")
     return path

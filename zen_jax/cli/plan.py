@@ -9,7 +9,7 @@ from zen_jax.cli import options as shared
 from zen_jax.cli import output
 
 EXAMPLES = """  zen-jax plan profile.json --gbps 25 --latency-us 50
-  zen-jax plan profile.json --hosts 16 --gbps 10 --save plan.json
+  zen-jax plan profile.json --gbps 10 --save plan.json
   zen-jax plan profile.json --schemes dense,zen,sparcml --json -"""
 
 

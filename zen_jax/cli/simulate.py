@@ -8,6 +8,7 @@ from typing import Any
 import zen_jax as zen
 from zen_jax.cli import options as shared
 from zen_jax.cli import output
+from zen_jax.errors import MAX_WORKERS
 
 EXAMPLES = """  zen-jax simulate profile.json --max-workers 4096 --gbps 25
   zen-jax simulate profile.json --plot scaling.png --json scaling.json"""
@@ -37,7 +38,7 @@ def _workers(profiled: int, cluster: zen.Cluster, most: int) -> list[int]:
     """The number profiled and doublings of full hosts, or of hosts where those were profiled."""
     first = cluster.devices_per_host if profiled == cluster.workers else 1
     doublings = {first << k for k in range(most.bit_length())} | {profiled}
-    workers = sorted(n for n in doublings if 2 <= n <= most)
+    workers = sorted(n for n in doublings if 2 <= n <= min(most, MAX_WORKERS))
     if not workers:
         raise ValueError(f"--max-workers {most} leaves none: hosts have {first} workers. Allow more.")
     return workers

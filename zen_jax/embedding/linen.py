@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from zen_jax._typing import Array
-from zen_jax.embedding.lookup import bag, lookup
+from zen_jax.embedding.lookup import looked_up
 
 
 class Embed(nn.Module):
@@ -16,7 +16,8 @@ class Embed(nn.Module):
       features: elements D of a row.
       combiner: None to look single ids up, or "sum" or "mean" over bags of them, the ids' last axis.
       padding_id: as in `zen_jax.embedding.lookup`.
-      dtype: of the table.
+      dtype: of what is looked up, by default the table's.
+      param_dtype: of the table.
       embedding_init: initialises the table.
 
     >>> from zen_jax.embedding import value_and_grad
@@ -32,7 +33,8 @@ class Embed(nn.Module):
     features: int
     combiner: str | None = None
     padding_id: int | None = None
-    dtype: jnp.dtype = jnp.float32
+    dtype: jnp.dtype | None = None
+    param_dtype: jnp.dtype = jnp.float32
     embedding_init: jax.nn.initializers.Initializer = nn.linear.default_embed_init
 
     @nn.compact
@@ -42,7 +44,5 @@ class Embed(nn.Module):
             # self.param refuses what stands for the table in value_and_grad.
             table = nn.meta.unbox(self.get_variable("params", "embedding"))
         else:
-            table = self.param("embedding", self.embedding_init, (self.num_embeddings, self.features), self.dtype)
-        if self.combiner is None:
-            return lookup(table, ids, padding_id=self.padding_id)
-        return bag(table, ids, combiner=self.combiner, padding_id=self.padding_id)
+            table = self.param("embedding", self.embedding_init, (self.num_embeddings, self.features), self.param_dtype)
+        return looked_up(table, ids, self.combiner, self.padding_id, self.dtype)

@@ -21,7 +21,7 @@ COMBINERS = ("sum", "mean")
 class TakenRows:
     """The rows of a table that a step looks up, each once: what stands for the table in the differentiated function.
 
-    `lookup` and `bag` take it in place of the table.
+    `lookup` and `bag` take it in place of the table, and `taken[ids]` is `lookup(taken, ids)`.
 
     Attributes:
       ids: int32 [K], ascending; entries from the first `num_rows` on are unused.
@@ -41,6 +41,9 @@ class TakenRows:
     @property
     def dtype(self) -> jnp.dtype:
         return self.rows.dtype
+
+    def __getitem__(self, ids: Array) -> Array:
+        return lookup(self, ids)
 
     def gradient(self, rows: Array) -> RowSparseGradient:
         """The table's gradient, from the gradient [K, ...D] of `rows`."""
@@ -72,6 +75,7 @@ def take_rows(table: Array, ids: PyTree, *, padding_id: int | None = None) -> Ta
     >>> taken.ids.tolist(), taken.gradient(gradient).rows[:, 0].tolist()
     ([3, 7, 10], [6.0, 28.0, 0.0])
     """
+    table = jnp.asarray(table)
     num_rows = table.shape[0]
     arrays = jax.tree.leaves(ids)
     for array in arrays:
@@ -104,7 +108,7 @@ def lookup(table: Array | TakenRows, ids: Array, *, padding_id: int | None = Non
     num_rows = table.shape[0]
     check_ids(ids, num_rows, padding_id)
     ids = widened(ids)
-    rows = table.rows if isinstance(table, TakenRows) else table
+    rows = table.rows if isinstance(table, TakenRows) else jnp.asarray(table)
     at = _valid_or(num_rows, ids, num_rows, padding_id)
     if isinstance(table, TakenRows) and rows.shape[0]:
         found = jnp.searchsorted(table.ids, at.reshape(-1)).astype(jnp.int32).reshape(at.shape)
@@ -147,6 +151,15 @@ def bag(table: Array | TakenRows, ids: Array, *, combiner: str = "sum", padding_
     counted = jnp.ones_like(ids, bool) if padding_id is None else widened(ids) != padding_id
     counts = jnp.maximum(jnp.sum(counted, axis=axis), 1).astype(total.dtype)
     return total / lax.expand_dims(counts, range(axis, total.ndim))
+
+
+def looked_up(table: Array | TakenRows, ids: Array, combiner: str | None, padding_id: int | None, dtype: Any) -> Array:
+    """What the `Embed` of either Flax gives: `lookup`, or `bag` with a combiner, in `dtype` unless that is None."""
+    if combiner is None:
+        rows = lookup(table, ids, padding_id=padding_id)
+    else:
+        rows = bag(table, ids, combiner=combiner, padding_id=padding_id)
+    return rows if dtype is None else rows.astype(dtype)
 
 
 def check_ids(ids: Any, num_rows: int, padding_id: int | None = None) -> None:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from zen_jax._typing import Array
-from zen_jax.embedding.lookup import bag, lookup
+from zen_jax.embedding.lookup import looked_up
 
 
 class Embed(nnx.Module):
@@ -16,7 +16,8 @@ class Embed(nnx.Module):
       features: elements D of a row.
       combiner: None to look single ids up, or "sum" or "mean" over bags of them, the ids' last axis.
       padding_id: as in `zen_jax.embedding.lookup`.
-      dtype: of the table.
+      dtype: of what is looked up, by default the table's.
+      param_dtype: of the table.
       embedding_init: initialises the table.
       rngs: holds the key "params".
 
@@ -37,16 +38,15 @@ class Embed(nnx.Module):
         *,
         combiner: str | None = None,
         padding_id: int | None = None,
-        dtype: jnp.dtype = jnp.float32,
+        dtype: jnp.dtype | None = None,
+        param_dtype: jnp.dtype = jnp.float32,
         embedding_init: jax.nn.initializers.Initializer = nnx.nn.linear.default_embed_init,
         rngs: nnx.Rngs,
     ) -> None:
-        self.embedding = nnx.Param(embedding_init(rngs.params(), (num_embeddings, features), dtype))
-        self.combiner, self.padding_id = combiner, padding_id
+        self.embedding = nnx.Param(embedding_init(rngs.params(), (num_embeddings, features), param_dtype))
+        self.combiner, self.padding_id, self.dtype = combiner, padding_id, dtype
 
     def __call__(self, ids: Array) -> Array:
         """[*ids.shape, D], or [*ids.shape[:-1], D] with a combiner."""
         table = self.embedding.get_value()
-        if self.combiner is None:
-            return lookup(table, ids, padding_id=self.padding_id)
-        return bag(table, ids, combiner=self.combiner, padding_id=self.padding_id)
+        return looked_up(table, ids, self.combiner, self.padding_id, self.dtype)

@@ -1,12 +1,13 @@
 """How optax updates tables by row-sparse gradients: lazily, touched rows alone, or as if the gradient were dense."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import optax
 
 from zen_jax._typing import PyTree
-from zen_jax.row_sparse import RowSparseGradient, intact, is_row_sparse
+from zen_jax.row_sparse import intact, is_row_sparse
 
 
 def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -92,7 +93,7 @@ def _touched(whole: Any, gradient: Any) -> Any:
 
 
 def _with_rows(gradient: Any, rows: Any) -> Any:
-    return RowSparseGradient(gradient.ids, rows, gradient.num_rows) if is_row_sparse(gradient) else rows
+    return replace(gradient, rows=rows) if is_row_sparse(gradient) else rows
 
 
 def _written(whole: Any, gradient: Any, rows: Any) -> Any:

@@ -47,7 +47,7 @@ def custom_call_or(
             *map(jnp.asarray, operands),
             reference=reference,
             target=target,
-            results=tuple((shape, jnp.dtype(dtype)) for shape, dtype in results),
+            results=tuple((shape, jax.dtypes.canonicalize_dtype(dtype)) for shape, dtype in results),
             cuda_scratch=cuda_scratch,
             aliases=tuple((aliases or {}).items()),
             attributes=tuple(attributes.items()),
@@ -131,7 +131,10 @@ def _batched(operands: Sequence[Array], axes: Sequence[int | None], *, batch: tu
 
 
 def _differentiated(*_: Any, target: str, **__: Any) -> None:
-    raise ValueError(f"{target} has no derivative. Take `jax.grad` first, then reduce the gradients that it gives.")
+    raise ValueError(
+        f"{target} has no derivative. Take `jax.grad` first, then reduce the gradients that "
+        "it gives; of what is only reported, reduce its `jax.lax.stop_gradient`."
+    )
 
 
 ad.primitive_jvps[_kernel] = _differentiated

@@ -8,7 +8,7 @@ import jax
 from zen_jax import errors
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.live import Profiler
-from zen_jax.planning.plan import ORDERED, Plan, dense_among, plan
+from zen_jax.planning.plan import ORDERED, Plan, plan, to_choose_from
 from zen_jax.planning.profile import SparsityProfile
 
 Step = Callable[..., Any]
@@ -80,5 +80,4 @@ def autotune(
     Source: ZEN (OSDI 2025), section 3.
     """
     errors.check_at_least("steps", steps, 1)
-    dense_among(schemes)
-    return Autotuned(make_step, cluster, steps, schemes)
+    return Autotuned(make_step, cluster, steps, to_choose_from(schemes))

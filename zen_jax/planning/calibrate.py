@@ -3,7 +3,7 @@
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import ArrayLike
 
-from zen_jax import errors, kernels
+from zen_jax import _axis, errors, kernels
 from zen_jax._typing import Array
 from zen_jax.planning.cluster import COLLECTIVES, Cluster, Link, Rate
 
@@ -28,7 +28,7 @@ DENSITIES = (0.01, 0.2)  # of which a quarter's room holds all
 Slowest = Callable[[ArrayLike], np.ndarray]
 
 
-def calibrate(mesh: Mesh, axis_name: str = "data") -> Cluster:
+def calibrate(mesh: Mesh, axis_name: str = "data", intra_axis: str | None = None) -> Cluster:
     """Measures what collectives and kernels take on a mesh axis. Every process of the mesh must call it.
 
     Takes some seconds, longer the slower the links; nothing else should use them meanwhile. The slowest worker counts,
@@ -37,12 +37,13 @@ def calibrate(mesh: Mesh, axis_name: str = "data") -> Cluster:
     Args:
       mesh: the devices.
       axis_name: the mesh axis that workers lie on.
+      intra_axis: the axis of one machine's devices, where `axis_name` is that of machines, as in `zen_jax.synchronize`.
 
     Returns:
       A Cluster with one measured Link for each collective that schemes use, and a Rate for each kernel.
 
     Raises:
-      ValueError: for an axis that the mesh lacks.
+      ValueError: for an axis that the mesh lacks or that is given twice.
 
     >>> import jax
     >>> mesh = jax.make_mesh((1,), ("data",))
@@ -50,33 +51,42 @@ def calibrate(mesh: Mesh, axis_name: str = "data") -> Cluster:
     1
     """
     errors.check_choice("axis_name", axis_name, mesh.axis_names)
-    n = mesh.shape[axis_name]
-    slowest = _slowest_over(mesh)
-    links = _measure_links(mesh, axis_name, slowest) if n > 1 else {}
+    n, slowest, intra_gbps = mesh.shape[axis_name], _slowest_over(mesh), None
+    links = _measure_links(mesh, axis_name, slowest)
     processes = len({device.process_index for device in mesh.devices.flat})
-    hosts = processes if n % processes == 0 else n
+    hosts, devices = (processes, n // processes) if n % processes == 0 else (n, 1)
+    if intra_axis is not None:
+        errors.check_choice("intra_axis", intra_axis, mesh.axis_names)
+        _axis.joined(axis_name, intra_axis)
+        hosts, devices = n, mesh.shape[intra_axis]
+        inside = _measure_links(mesh, intra_axis, slowest, ("psum",))
+        intra_gbps = inside["psum"].gbps if inside else None
     gbps = min((link.gbps for link in links.values()), default=Cluster.inter_gbps)
     latency = max((link.latency_us for link in links.values()), default=Cluster.latency_us)
     return Cluster(
         hosts,
-        n // hosts,
+        devices,
         inter_gbps=gbps,
+        intra_gbps=intra_gbps,
         latency_us=latency,
         collectives=links,
         kernels=_measure_kernels(mesh, axis_name, slowest),
     )
 
 
-def _measure_links(mesh: Mesh, axis_name: str, slowest: Slowest) -> dict[str, Link]:
+def _measure_links(
+    mesh: Mesh, axis_name: str, slowest: Slowest, collectives: Sequence[str] = COLLECTIVES
+) -> dict[str, Link]:
     """Latency from small messages; the rate from large ones, for bursts, buffers and caches flatter all others."""
     n, links = mesh.shape[axis_name], {}
-    for name in COLLECTIVES:
+    for name in collectives if n > 1 else ():
         timed = _timed_collective(name, mesh, axis_name, slowest)
         few, many = (timed(SMALL, times) for times in IN_A_ROW)
         latency = max(0.0, (many - few) / (IN_A_ROW[1] - IN_A_ROW[0]))
         large = int(np.clip(MEDIUM * LARGE_SECONDS / timed(MEDIUM), MEDIUM, LARGE))
         one = Cluster(1, latency_us=1.0).seconds(name, 0, n) * 1e6  # steps of the collective
-        links[name] = Link(latency * 1e6 / one, large * 8e-9 / timed(large))
+        seconds = timed(large)
+        links[name] = Link(latency * 1e6 / one, large * 8e-9 / max(seconds - latency, seconds / 2))
     return links
 
 
@@ -105,7 +115,7 @@ def _timed_collective(name: str, mesh: Mesh, axis_name: str, slowest: Slowest) -
 
     def timed(nbytes: int, times: int = 1) -> float:
         rows = max(1, round(nbytes / sent_for_each_byte_held[name] / (4 * n)))
-        held = jnp.ones((n, rows), jnp.float32)
+        held = _on_every_device(np.ones((n, rows), np.float32), mesh)
         return float(slowest(_seconds(lambda: run(held, np.int32(times)), slowest, warm_up=1)))
 
     return timed
@@ -127,6 +137,7 @@ def _measure_kernels(mesh: Mesh, axis_name: str, slowest: Slowest) -> dict[str, 
     moved, seconds = [], []
     for density in DENSITIES:
         for name, (operands, *nbytes) in _kernel_operands(n, size, room, density).items():
+            operands = [_on_every_device(np.asarray(operand), mesh) for operand in operands]
             seconds.append(_seconds(lambda name=name, operands=operands: timed[name](*operands), slowest, WARM_UP))
             moved.append(nbytes)
     shape = (len(DENSITIES), len(runs))
@@ -161,6 +172,11 @@ def _on_workers(run: Callable[..., Any], mesh: Mesh, axis_name: str) -> Callable
         check_vma=False,
     )
     return jax.jit(mapped)
+
+
+def _on_every_device(x: np.ndarray, mesh: Mesh) -> Array:
+    """x where a step would find it: copying it to the devices is no part of a kernel or a collective."""
+    return jax.make_array_from_callback(x.shape, NamedSharding(mesh, PartitionSpec()), lambda index: x[index])
 
 
 def _seconds(run: Callable[[], Any], slowest: Slowest, warm_up: int) -> float:

@@ -40,7 +40,7 @@ class Cluster:
       inter_gbps: bandwidth of one machine's link, each way, in Gbit/s.
       intra_gbps: bandwidth of one device to others on its machine, each way, in Gbit/s; None for `inter_gbps`.
       latency_us: time of one step of a collective, in microseconds.
-      collectives: measured links by collective; they stand in for the figures above.
+      collectives: measured links of one device by collective; they stand in for the figures above.
       kernels: measured rates by kernel; without them computing counts for nothing beside sending.
 
     Raises:
@@ -90,7 +90,7 @@ class Cluster:
         steps = 1 if collective == "permute" else max(1, math.ceil(math.log2(n)))
         if collective in self.collectives:
             link = self.collectives[collective]
-            return steps * link.latency_us * 1e-6 + _transfer(nbytes, link.gbps)
+            return steps * link.latency_us * 1e-6 + _transfer(nbytes / self._devices_of_worker(n), link.gbps)
         inside = self.intra_gbps or self.inter_gbps
         devices = self.devices_per_host if n == self.workers else 1
         outside_share = (n - devices) / max(1, n - 1)
@@ -108,10 +108,14 @@ class Cluster:
         moved = 2 * (devices - 1) / devices * nbytes
         return steps * self.latency_us * 1e-6 + _transfer(moved, self.intra_gbps or self.inter_gbps)
 
-    def seconds_computing(self, kernel: str, dense: float, nonzero: float) -> float:
-        """Time of one kernel on a tensor of so many bytes, dense and non-zero; 0 where nobody measured."""
+    def seconds_computing(self, kernel: str, dense: float, nonzero: float, n: int) -> float:
+        """Time of one kernel on a worker's tensor of so many bytes, dense and non-zero; 0 where nobody measured."""
         rate = self.kernels.get(kernel, Rate(0.0, 0.0))
-        return rate.dense * dense + rate.nonzero * nonzero
+        return (rate.dense * dense + rate.nonzero * nonzero) / self._devices_of_worker(n)
+
+    def _devices_of_worker(self, n: int) -> int:
+        """Devices that share a worker's tensor: those of a machine, where machines are the workers."""
+        return 1 if n == self.workers else self.devices_per_host
 
     def fastest_gbps(self) -> float:
         """The rate at which a worker can receive at best, for lower bounds."""

@@ -17,12 +17,11 @@ from zen_jax.formats.words import WORD_BYTES
 from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.profile import LeafProfile, UnitProfile
-from zen_jax.schemes import agsparse, push
+from zen_jax.schemes import agsparse, sparcml
 from zen_jax.schemes.dense import dense_bytes
 from zen_jax.schemes.partitioning import Contiguous, Partitioning, TileRotation
 from zen_jax.schemes.pull import pull_format
-from zen_jax.schemes.servers import COUNT_BYTES
-from zen_jax.schemes.sparcml import stages
+from zen_jax.schemes.servers import COUNT_BYTES, push_bytes, sparse_limit
 
 HEADROOM = 1.03  # by how much a planned capacity exceeds the fullest message measured
 PUSH_FORMATS = ("coo", "bitmap")
@@ -70,10 +69,10 @@ class Candidate:
     def seconds(self, cluster: Cluster, n: int) -> float:
         """Time among n workers, one collective or kernel after the other."""
         sending = sum(cluster.seconds(*exchange, n) for exchange in self.exchanges)
-        return sending + self.seconds_computing(cluster)
+        return sending + self.seconds_computing(cluster, n)
 
-    def seconds_computing(self, cluster: Cluster) -> float:
-        return sum(cluster.seconds_computing(*work) for work in self.work)
+    def seconds_computing(self, cluster: Cluster, n: int) -> float:
+        return sum(cluster.seconds_computing(*work, n) for work in self.work)
 
 
 def candidates(leaf: LeafProfile, n: int) -> Iterator[Candidate]:
@@ -124,9 +123,12 @@ def _zen(unit: UnitProfile, leaf: LeafProfile, n: int) -> Iterator[Candidate]:
     for pushed in PUSH_FORMATS:
         for pulled in PULL_FORMATS:
             candidate, falls_back = _on_servers(hashed, unit, leaf, n, (unit.push, unit.pull), pushed, pulled)
-            if not falls_back:
-                yield Candidate("auto", unit.width, *candidate, pushed, pulled)
             yield Candidate("zen", unit.width, *candidate, pushed, pulled)
+            if falls_back:
+                capacity, (agreeing, *_), (partition, *_) = candidate
+                ordered = next(_dense(leaf, n))
+                candidate = capacity, (agreeing, *ordered.exchanges), (partition, *ordered.work)
+            yield Candidate("auto", unit.width, *candidate, pushed, pulled)
 
 
 def _contiguous(scheme: str, unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
@@ -151,14 +153,12 @@ def _on_servers(
     capacity = tuple(planned(count, size) for count in fullest)
     pulled = pull_format(pull_name, partitioning, width, dtype)
 
-    def push_bytes(capacity: int) -> int:
-        return push.message_bytes(push_format, size, capacity, width, dtype) + COUNT_BYTES
-
+    pushed = push_bytes(partitioning, capacity[0], width, dtype, push_format)
     header = pulled.message_bytes(0) if pull_name != "dense" else WORD_BYTES
     body = pulled.message_bytes(capacity[1]) - header
     exchanges = (
         Exchange("all_gather", (n - 1) * COUNT_BYTES),
-        Exchange("all_to_all", (n - 1) * (push_bytes(capacity[0]) - COUNT_BYTES)),
+        Exchange("all_to_all", (n - 1) * (pushed - COUNT_BYTES)),
         Exchange("all_gather", (n - 1) * header),
         Exchange("all_gather", (n - 1) * body),
     )
@@ -173,10 +173,10 @@ def _on_servers(
         "coo": (Work("partition", whole / n, union / n), Work("aggregate", whole, union)),
         "dense": (Work("decode", whole, whole),),
     }
-    copied = Work("copy", 2 * n * (push_bytes(capacity[0]) + body), 0)
+    copied = Work("copy", 2 * n * (pushed + body), 0)
     work = (Work("partition", whole, sent), *pushing[push_format], *pulling[pull_name], copied)
-    dearest = push_bytes(capacity[0]) + pulled.message_bytes(min(size, n * capacity[0]))
-    return (capacity, exchanges, work), dearest > 2 * size * unit_bytes
+    falls_back = capacity[0] > sparse_limit(partitioning, width, dtype, push_format, pulled)
+    return (capacity, exchanges, work), falls_back
 
 
 def _agsparse(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
@@ -206,9 +206,9 @@ def _sparcml(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
     dtype = np.dtype(accumulator_dtype(np.dtype(leaf.dtype)))
     unit_bytes = unit.width * dtype.itemsize
     whole = unit.units * unit_bytes
-    dense_from = -(-whole // (WORD_BYTES + unit_bytes))
+    dense_from = sparcml.dense_from(unit.units, unit_bytes)
     capacities, exchanges, work, dense = [], [], [], False
-    for count, _ in zip(unit.groups, stages(n), strict=False):
+    for count, _ in zip(unit.groups, sparcml.stages(n), strict=False):
         capacity = planned(count, max(1, dense_from - 1))
         dense = dense or count >= dense_from
         message = whole if dense else coo.message_bytes(capacity, unit.width, dtype)

@@ -1,6 +1,6 @@
 """`estimate`: seconds and bytes of every scheme for every leaf, beside the lower bound."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,7 +43,7 @@ class Estimate:
     leaves: Mapping[str, Mapping[str, Estimated]]  # by leaf, then by scheme
     bounds: Mapping[str, Bound]
 
-    def best(self, leaf: str, schemes: Collection[str]) -> Estimated:
+    def best(self, leaf: str, schemes: Sequence[str]) -> Estimated:
         """The fastest of some schemes for a leaf; the first of equals in the order of `schemes`."""
         known = self.leaves[leaf]
         return min((known[scheme] for scheme in schemes if scheme in known), key=lambda each: each.seconds)

@@ -1,9 +1,11 @@
 """Profiling inside a training step: counts are made where the gradients are, and only the counts reach the host."""
 
+import math
 from collections.abc import Mapping
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -63,36 +65,39 @@ class Profiler:
         With `intra_axis`, the axis of a machine's devices, it counts the sums of machines. Leaves of fewer than
         `dense_below` bytes are left out.
         """
-        n, worker = _axis.axis_size(axis_name), lax.axis_index(axis_name)
+        n, workers = _axis.axis_size(axis_name), _axis.joined(axis_name, intra_axis)
         if self._cluster is not None:
             self._cluster.check_workers(n)
-        if intra_axis is not None:
-            worker = worker * _axis.axis_size(intra_axis) + lax.axis_index(intra_axis)
+        device = jnp.int32(0)
+        for axis in (*_axis.axis_names(workers), *_axis.beside(workers)):
+            device = device * _axis.axis_size(axis) + lax.axis_index(axis)
         self._leaves = {name: (leaf.shape, str(leaf.dtype)) for name, leaf in named}
         self._n, self._seed, self._dense_below = n, seed, dense_below
         with jax.named_scope("profile"):
             found = {
                 (name, width): bitmap
                 for name, leaf in ((name, densified(leaf)) for name, leaf in named)
-                if leaf.nbytes >= dense_below and n > 1 and not is_row_sparse(leaf)
+                if leaf.size and leaf.nbytes >= dense_below and n > 1 and not is_row_sparse(leaf)
                 for width, bitmap in _touched(leaf if intra_axis is None else lax.psum(leaf, intra_axis), n).items()
             }
             counts = count(list(found.values()), axis_name, seed=seed) if found else []
+            # Shards of tensor parallelism differ, and all processes are to make the same plan.
+            counts = jax.tree.map(partial(_axis.largest_beside, axis_name=workers), counts)
         record = partial(self._record, tuple(found))
-        jax.debug.callback(record, worker, counts)
+        jax.debug.callback(record, device, counts)
 
-    def _record(self, found: tuple[tuple[str, int], ...], worker: Array, counts: list[Counts]) -> None:
+    def _record(self, found: tuple[tuple[str, int], ...], device: Array, counts: list[Counts]) -> None:
         report: dict[str, dict[int, Counts]] = {}
         for (name, width), counted in zip(found, counts, strict=True):
             report.setdefault(name, {})[width] = jax.tree.map(np.asarray, counted)
-        self._reports.setdefault(int(worker), []).append(report)
+        self._reports.setdefault(int(device), []).append(report)
 
     def profile(self) -> SparsityProfile:
         """The profile of all steps that have run; a ValueError where none has."""
         jax.effects_barrier()
         if not self._reports:
             raise ValueError("the profiler has seen no step. Hand it to zen_jax.synchronize or value_and_grad as plan.")
-        # Reports are the same on every worker, and a host may see several workers'.
+        # Reports are the same on every device, and a host may see several devices'.
         steps = self._reports[min(self._reports)]
         leaves = {}
         for name, (shape, dtype) in self._leaves.items():
@@ -102,6 +107,11 @@ class Profiler:
 
 
 def _touched(leaf: Array, n: int) -> dict[int, Touched]:
+    """As `touched`, of all candidate widths."""
+    widths, columns = candidate_widths(leaf.shape, n), math.prod(leaf.shape[1:])
     # Single elements are so many that they are sampled by themselves, or the sample would be of everything else too.
-    *coarse, element = candidate_widths(leaf.shape, n)
-    return touched(leaf, tuple(coarse), LIMIT) | touched(leaf, (element,), ELEMENT_LIMIT)
+    # Units that fit neither into rows nor rows into them would have it cut into splinters.
+    fitting = tuple(width for width in widths if width > 1 and columns % width * (width % columns) == 0)
+    groups = [fitting] * bool(fitting) + [(width,) for width in widths if width not in fitting]
+    found = [touched(leaf, group, ELEMENT_LIMIT if group == (1,) else LIMIT) for group in groups]
+    return {width: bitmap for group in found for width, bitmap in group.items()}

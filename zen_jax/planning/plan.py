@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+
 from zen_jax import errors
 from zen_jax._typing import Array
 from zen_jax.planning import documents
@@ -20,17 +22,19 @@ from zen_jax.schemes.push import PUSH_FORMATS
 ORDERED = ("dense_ordered", "auto", "zen", "agsparse", "sparse_ps", "omnireduce")
 """The schemes that sum in worker order, so that which of them a plan picks changes no bit of a result."""
 
+_DENSE = ("dense_ordered", "dense")
+
 
 @dataclass(frozen=True)
 class LeafPlan:
     """How one leaf travels.
 
     Raises:
-      ValueError: for an unknown scheme or format, a capacity below 1 or too many, a unit or bucket that is none.
+      ValueError: for an unknown scheme or format, a capacity below 1, a dtype, unit or bucket that is none.
     """
 
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # "float32"
     scheme: str = "auto"
     unit: int = 1  # elements
     capacity: tuple[int, ...] | None = None  # units in the fullest message of each exchange
@@ -39,6 +43,12 @@ class LeafPlan:
     bucket: int | None = None  # leaves of one bucket travel as one; None for a leaf by itself
 
     def __post_init__(self) -> None:
+        dtype = jnp.dtype(self.dtype)
+        errors.check_float("dtype", dtype)
+        capacity = (self.capacity,) if errors.is_integer(self.capacity) else self.capacity
+        plain = {"shape": tuple(self.shape), "dtype": str(dtype), "capacity": capacity and tuple(capacity)}
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
         errors.check_choice("scheme", self.scheme, registry.names())
         errors.check_choice("push_format", self.push_format, PUSH_FORMATS)
         errors.check_choice("pull_format", self.pull_format, PULL_FORMATS)
@@ -68,11 +78,18 @@ class Plan:
     def __post_init__(self) -> None:
         errors.check_workers(self.n)
         errors.check_seed(self.seed)
+        kinds: dict[int, tuple[str, str]] = {}
+        for name, leaf in self.leaves.items():
+            registry.check_exchanges(leaf.capacity or (), leaf.scheme, self.n)
+            kind = leaf.dtype, leaf.scheme
+            if leaf.bucket is not None and kinds.setdefault(leaf.bucket, kind) != kind:
+                raise ValueError(f"{name} is {kind} in bucket {leaf.bucket} of {kinds[leaf.bucket]}. Give it another.")
 
     def check(self, named: list[tuple[str, Array]], n: int | None, seed: int) -> None:
         """Raises a ValueError that says what differs where this is a plan for another tree, n or seed.
 
-        Without n the leaves are parameters, whose dtype may be another than their gradients'.
+        Without n the leaves are parameters, which tell their names alone: gradients may have another dtype, and under
+        tensor parallelism, inside shard_map, the shape of a shard.
         """
         if n is not None and n != self.n:
             raise ValueError(f"plan is for {self.n} workers, but the axis has {n}. Make a plan for {n} workers.")
@@ -83,7 +100,7 @@ class Plan:
             raise ValueError(f"plan is for other leaves: {', '.join(differing)} differ. Make a plan for this tree.")
         for name, leaf in named:
             planned = self.leaves[name]
-            if planned.shape != leaf.shape or (n is not None and planned.dtype != str(leaf.dtype)):
+            if n is not None and (planned.shape, planned.dtype) != (leaf.shape, str(leaf.dtype)):
                 raise ValueError(
                     f"plan is for {name} of {planned.dtype}{list(planned.shape)}, but the gradient is "
                     f"{leaf.dtype}{list(leaf.shape)}. Make a plan for these shapes."
@@ -150,7 +167,8 @@ def plan(
 
     Source: ZEN (OSDI 2025), section 3: the scheme by comparing Equations 1 and 2.
     """
-    dense = dense_among(schemes)
+    schemes = to_choose_from(schemes)
+    dense = [scheme for scheme in schemes if scheme in _DENSE]
     errors.check_at_least("bucket_bytes", bucket_bytes, 1)
     estimated = estimate(profile, cluster)
     chosen, fused = {}, []
@@ -167,14 +185,14 @@ def plan(
     return Plan(profile.n, chosen, profile.seed)
 
 
-def dense_among(schemes: Collection[str]) -> list[str]:
-    """The dense ones of schemes to choose from; a ValueError where one is unknown or none is dense."""
+def to_choose_from(schemes: Collection[str]) -> tuple[str, ...]:
+    """Each scheme once, the preferred of equals first; a ValueError where one is unknown or none is dense."""
     for scheme in schemes:
         errors.check_choice("schemes", scheme, registry.names())
-    dense = [scheme for scheme in ("dense_ordered", "dense") if scheme in schemes]
-    if not dense:
+    if not set(_DENSE) & set(schemes):
         raise ValueError(f"schemes={tuple(schemes)!r} has no dense one. Add 'dense_ordered' or 'dense'.")
-    return dense
+    # Never in the order of a set, which differs between processes.
+    return tuple(dict.fromkeys(scheme for scheme in (*ORDERED, *registry.names()) if scheme in schemes))
 
 
 def _in_a_bucket(dense: Estimated, cluster: Cluster, estimated: Estimate) -> float:
@@ -188,8 +206,5 @@ def _leaf_plan(leaf: LeafProfile, estimated: Estimated) -> LeafPlan:
 
 
 def _from_json(document: Mapping[str, Any]) -> Plan:
-    leaves = {}
-    for name, leaf in document["leaves"].items():
-        capacity = None if leaf["capacity"] is None else tuple(leaf["capacity"])
-        leaves[name] = LeafPlan(**{**leaf, "shape": tuple(leaf["shape"]), "capacity": capacity})
+    leaves = {name: LeafPlan(**leaf) for name, leaf in document["leaves"].items()}
     return Plan(document["n"], leaves, document["seed"])

@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from zen_jax._typing import PyTree, Unit
+from zen_jax import errors
+from zen_jax._typing import Array, PyTree, Unit
 from zen_jax.errors import check_float, check_seed, check_workers
 from zen_jax.formats.tensor_block import BLOCK
 from zen_jax.planning import documents
@@ -96,6 +97,11 @@ class SparsityProfile:
     def __post_init__(self) -> None:
         check_workers(self.n)
         check_seed(self.seed)
+        for name, leaf in self.leaves.items():
+            check_float(name, np.dtype(leaf.dtype))
+            measured = {len(unit.unions) for unit in leaf.units.values()}
+            if measured - {self.n}:
+                raise ValueError(f"{name} was profiled among {max(measured)} workers, but n={self.n}.")
 
     def to_json(self) -> dict[str, Any]:
         """The profile as the document that `save` writes."""
@@ -162,17 +168,24 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
     leaves = {}
     for position, (name, stacked) in enumerate(measured[0]):
         check_float(name, stacked.dtype)
-        widths = candidate_widths(stacked.shape[1:], n, unit)
+        widths = () if _left_out(stacked, unit) else candidate_widths(stacked.shape[1:], n, unit)
         counted = [
-            jax.device_get(count_stacked(named[position][1], widths=widths, seed=seed)) if stacked.size else {}
+            jax.device_get(count_stacked(named[position][1], widths=widths, seed=seed)) if widths else {}
             for named in measured
         ]
         leaves[name] = leaf_profile(stacked.shape[1:], stacked.dtype, counted)
     return SparsityProfile(n, leaves, seed, len(steps))
 
 
+def _left_out(stacked: Array, unit: Unit | None) -> bool:
+    """Whether nothing is measured: of an empty leaf, and of a small one, to be fused, that the unit does not divide."""
+    fused = stacked.nbytes < DENSE_BELOW * stacked.shape[0]
+    undivided = errors.is_integer(unit) and math.prod(stacked.shape[2:]) % unit != 0
+    return not stacked.size or (fused and undivided)
+
+
 def candidate_widths(shape: tuple[int, ...], n: int, unit: Unit | None = None) -> tuple[int, ...]:
-    """Widths at which a leaf is measured, widest first.
+    """Widths at which a leaf is measured, widest first; in 2**31 units or more the kernels take none.
 
     >>> candidate_widths((1000, 512), n=4), candidate_widths((1000,), n=4), candidate_widths((1000, 512), 4, "row")
     ((512, 256, 128, 1), (256, 1), (512,))
@@ -181,7 +194,8 @@ def candidate_widths(shape: tuple[int, ...], n: int, unit: Unit | None = None) -
         return (unit_width(shape, unit, n),)
     columns, narrowest = max(1, math.prod(shape[1:])), unit_width(shape, "auto", n)
     halvings = [columns >> k for k in range(columns.bit_length()) if columns % (1 << k) == 0]
-    return tuple(sorted({BLOCK, 1, narrowest, *(m for m in halvings if m >= narrowest)}, reverse=True))
+    widths = {BLOCK, 1, narrowest, *(m for m in halvings if m >= narrowest)}
+    return tuple(sorted((width for width in widths if math.prod(shape) // width < 2**31), reverse=True))
 
 
 def leaf_profile(shape: tuple[int, ...], dtype: Any, steps: Sequence[Mapping[int, Counts]]) -> LeafProfile:

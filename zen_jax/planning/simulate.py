@@ -10,7 +10,7 @@ import numpy as np
 from zen_jax import errors
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.estimate import Estimate, estimate
-from zen_jax.planning.plan import ORDERED
+from zen_jax.planning.plan import ORDERED, to_choose_from
 from zen_jax.planning.profile import SparsityProfile, UnitProfile, fullest_bin
 from zen_jax.planning.table import table
 from zen_jax.schemes.sparcml import stages
@@ -116,6 +116,7 @@ def simulate(
     >>> print([point.choice[""] for point in simulate(profile(gradients), Cluster(4), workers=(4, 4096)).points])
     ['agsparse', 'auto']
     """
+    schemes = to_choose_from(schemes)
     cluster.check_workers(profile.n)
     errors.check_at_least("the profile's n", profile.n, 2)
     flat = profile.n == cluster.workers

@@ -47,8 +47,14 @@ def sample_stride(elements: int, widths: tuple[int, ...], limit: int | None) -> 
     [1, 4, 1]
     """
     finest = elements // math.gcd(*widths)
-    pieces = elements // math.lcm(*widths, _SAMPLED_TOGETHER)
+    pieces = elements // _piece(widths)
     return 1 if limit is None or finest <= limit else max(1, min(-(-finest // limit), pieces // 2))
+
+
+def _piece(widths: tuple[int, ...]) -> int:
+    """Elements that a sample takes in one piece, whole units of all widths."""
+    unit = math.lcm(*widths)
+    return unit * -(-_SAMPLED_TOGETHER // unit)
 
 
 class Touched(NamedTuple):
@@ -64,13 +70,15 @@ def touched(x: Array, widths: tuple[int, ...], limit: int | None) -> dict[int, T
     Args:
       x: this worker's gradient, float of any shape but not empty.
       widths: elements in a unit; the gradient is cut flat, and its last unit may be short.
-      limit: of the finest units about so many are looked at, every `sample_stride`-th piece; None for all.
+      limit: of the finest units about so many are looked at, one piece at random of every `sample_stride`, the same on
+        every worker; None for all.
     """
     stride = sample_stride(x.size, widths, limit)
     flat = x.reshape(-1)
     if stride > 1:
-        piece = math.lcm(*widths, _SAMPLED_TOGETHER)
-        flat = flat[: x.size // piece * piece].reshape(-1, piece)[::stride].reshape(-1)
+        pieces = flat[: x.size // _piece(widths) * _piece(widths)].reshape(-1, _piece(widths))
+        first = np.arange(0, pieces.shape[0] - stride + 1, stride)
+        flat = pieces[first + np.random.default_rng(0).integers(stride, size=first.size)].reshape(-1)
     finest = math.gcd(*widths)
     base = jnp.pad(flat, (0, -flat.size % finest)).reshape(-1, finest)
     words, _, _ = kernels.hash_bitmap_encode(base, 1)

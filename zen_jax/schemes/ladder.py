@@ -12,7 +12,7 @@ SMALLEST_SHARE = 1 / 1024
 SMALLEST_BYTES = 4 << 10  # below this a message costs latency, not bytes
 
 
-def ladder(top: int, capacity: int | None, unit_bytes: int, ratio: float = DEFAULT_RATIO) -> tuple[int, ...]:
+def ladder(top: int, capacity: int | None, unit_bytes: int, ratio: float | None = None) -> tuple[int, ...]:
     """Capacities in ascending order, up to `top`.
 
     Without a plan they grow by `ratio`, a quarter, from a 1024th of `top` or 4 KiB, so that a larger message is at most
@@ -23,7 +23,7 @@ def ladder(top: int, capacity: int | None, unit_bytes: int, ratio: float = DEFAU
       top: units that always fit, at least 1.
       capacity: units expected in the fullest message, or None.
       unit_bytes: bytes of one unit.
-      ratio: of one rung to the one below it, without a plan.
+      ratio: of one rung to the one below it, without a plan; None for DEFAULT_RATIO.
 
     >>> ladder(1000, 300, unit_bytes=4)
     (300, 338, 375, 450, 600, 1000)
@@ -35,7 +35,7 @@ def ladder(top: int, capacity: int | None, unit_bytes: int, ratio: float = DEFAU
     else:
         rungs = [max(1, math.ceil(top * SMALLEST_SHARE), SMALLEST_BYTES // unit_bytes)]
         while rungs[-1] < top:
-            rungs.append(math.ceil(rungs[-1] * ratio))
+            rungs.append(math.ceil(rungs[-1] * (ratio or DEFAULT_RATIO)))
     return tuple(sorted({rung for rung in rungs if rung < top} | {top}))
 
 

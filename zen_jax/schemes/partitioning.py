@@ -10,7 +10,7 @@ from zen_jax import hashing, kernels
 from zen_jax._typing import Array
 from zen_jax.errors import check_choice
 from zen_jax.kernels.hash_bitmap_decode import decode_at
-from zen_jax.sparse import SparseGradient, check_intact, densified, is_sparse
+from zen_jax.sparse import SparseGradient, densified, intact, is_sparse
 
 HASHES = ("tile", "murmur")
 
@@ -18,6 +18,7 @@ HASHES = ("tile", "murmur")
 class Partitioning(Protocol):
     """A fixed assignment of U units to n servers. `size` is the room for units on each server."""
 
+    n: int
     size: int
 
     def partition(self, x: Array | SparseGradient, capacity: int) -> tuple[Array, Array, Array]:
@@ -49,7 +50,7 @@ class TileRotation:
     def partition(self, x: Array | SparseGradient, capacity: int) -> tuple[Array, Array, Array]:
         if not is_sparse(x):
             return kernels.partition(x, self.n, capacity, seed=self.seed)
-        check_intact(x)
+        x = intact(x)
         listed = x.indices, x.values, x.count
         positions, values, counts = kernels.partition_coo(*listed, self.n, capacity, seed=self.seed)
         return positions, values[:, :, None], counts
@@ -92,11 +93,9 @@ class MurmurTables:
         return decode_at(words, values, jnp.asarray(self.server), jnp.asarray(self.position))
 
     def indices(self, positions: Array) -> Array:
-        by_server = np.argsort(self.server, kind="stable").astype(np.int32)
-        sizes = np.bincount(self.server, minlength=self.n)
-        owned = positions < sizes.astype(np.int32)[:, None]
-        at = np.cumsum(sizes, dtype=np.int32)[:, None] - sizes.astype(np.int32)[:, None] + positions
-        return jnp.where(owned, jnp.asarray(by_server)[jnp.where(owned, at, 0)], self.units)
+        table = np.full((self.n, self.size), self.units, np.int32)
+        table[self.server, self.position] = np.arange(self.units, dtype=np.int32)
+        return jnp.take_along_axis(jnp.asarray(table), positions, axis=1, mode="fill", fill_value=self.units)
 
 
 class Contiguous:

@@ -1,6 +1,6 @@
 """The schemes by name, each with one signature, and how many exchanges a capacity can be given for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from functools import partial
 from typing import NamedTuple
 
@@ -67,3 +67,13 @@ def exchanges(name: str, n: int) -> int | None:
     """
     check_choice("scheme", name, names())
     return _SCHEMES[name].exchanges(n)
+
+
+def check_exchanges(capacity: Sized, name: str, n: int) -> None:
+    """Raises a ValueError for more capacities than a scheme has exchanges among n workers."""
+    most = exchanges(name, n)
+    if n > 1 and most is not None and len(capacity) > most:
+        raise ValueError(
+            f"capacity={capacity!r} has {len(capacity)} entries, but scheme={name!r} has {most} exchanges among {n} "
+            "workers. Give at most one entry for each."
+        )

@@ -41,8 +41,7 @@ class _Exchange(NamedTuple):
     pull_format: PullFormat
 
     def push_bytes(self, capacity: int) -> int:
-        moved = message_bytes(self.request.push_format, self.partitioning.size, capacity, self.width, self.dtype)
-        return moved + COUNT_BYTES
+        return push_bytes(self.partitioning, capacity, self.width, self.dtype, self.request.push_format)
 
 
 def reduce_on_servers(
@@ -75,7 +74,7 @@ def reduce_on_servers(
     n, size = _axis.axis_size(axis_name), partitioning.size
     pulled = pull_format(request.pull_format, partitioning, width, x.dtype)
     exchange = _Exchange(axis_name, n, partitioning, width, x.dtype, request, pulled)
-    top = _sparse_limit(exchange) if dense_fallback else size
+    top = sparse_limit(partitioning, width, x.dtype, request.push_format, pulled) if dense_fallback else size
     if top == 0:
         return dense_ordered(densified(x), axis_name, request)
     if is_sparse(x):
@@ -102,15 +101,21 @@ def reduce_on_servers(
     return lax.cond(fullest > top, dense, sparse, x)
 
 
-def _sparse_limit(exchange: _Exchange) -> int:
+def push_bytes(partitioning: Partitioning, capacity: int, width: int, dtype: jnp.dtype, push_format: str) -> int:
+    """Bytes from one worker to one server, with room for `capacity` units, and what agrees on that room."""
+    return message_bytes(push_format, partitioning.size, capacity, width, dtype) + COUNT_BYTES
+
+
+def sparse_limit(partitioning: Partitioning, width: int, dtype: jnp.dtype, push_format: str, pulled: PullFormat) -> int:
     """The largest push capacity with which push and pull cannot move more bytes than a dense all-reduce."""
-    size = exchange.partitioning.size
+    n, size = partitioning.n, partitioning.size
 
     def moved(capacity: int) -> int:
-        return exchange.push_bytes(capacity) + exchange.pull_format.message_bytes(min(size, exchange.n * capacity))
+        pushed = push_bytes(partitioning, capacity, width, dtype, push_format)
+        return pushed + pulled.message_bytes(min(size, n * capacity))
 
     low, high = 0, size
-    budget = 2 * size * exchange.width * exchange.dtype.itemsize
+    budget = 2 * size * width * dtype.itemsize
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if moved(middle) <= budget else (low, middle - 1)

@@ -48,6 +48,11 @@ def stages(n: int) -> list[_Stage]:
     return [_Stage("fold", extra, n), *doubling, _Stage("return", back, power)]
 
 
+def dense_from(units: int, unit_bytes: int) -> int:
+    """The fewest non-zero units of `unit_bytes` whose message is no smaller than the dense tensor of `units`."""
+    return -(-units * unit_bytes // (WORD_BYTES + unit_bytes))
+
+
 def sparcml(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
     """All-reduces units [U, m]. Every worker adds the same partial sums in the same order, that of its tree.
 
@@ -96,8 +101,7 @@ def _run(
     units, width = total.shape
     planned = request.planned(number)
     unit_bytes = width * total.dtype.itemsize
-    dense_from = -(-units * unit_bytes // (WORD_BYTES + unit_bytes))
-    top = max(1, dense_from - 1)
+    top = max(1, dense_from(units, unit_bytes) - 1)
     rungs = ladder(top, planned, unit_bytes, UNPLANNED_RATIO)
 
     sources = np.arange(n, dtype=np.int32)
@@ -143,5 +147,5 @@ def _run(
         bytes=jnp.array(message_bytes, jnp.float32)[rung] + (n - 1) * WORD_BYTES,
         rounds=rounds(jnp.where(rung < len(rungs), jnp.max(most), 0), planned),
         dense=rung == len(rungs),
-        fills=jnp.any(most[first] + most[second] >= dense_from),
+        fills=jnp.any(most[first] + most[second] >= dense_from(units, unit_bytes)),
     )

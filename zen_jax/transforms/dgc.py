@@ -180,7 +180,8 @@ def _check(momentum: float, clip_norm: float | None, axis_name: AxisName | None)
 def _bounds(share: float | Array, size: int, model_axis: AxisName | None) -> tuple[Array | int, Array | int]:
     """The fewest and the most elements to send of a leaf, over all its shards."""
     size *= 1 if model_axis is None else _axis.axis_size(model_axis)
-    if isinstance(share, float):
+    if isinstance(share, float | int):
+        share = feedback.check_density(share)  # a schedule's may be anything
         least = feedback.kept(share, size)
         return least, min(int(EXCESS * least), size)
     least = jnp.clip(jnp.ceil(jnp.asarray(share, jnp.float32) * jnp.float32(size)).astype(jnp.int32), 1, size)

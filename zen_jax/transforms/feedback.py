@@ -14,7 +14,7 @@ from zen_jax.kernels import list_largest, send_largest
 from zen_jax.kernels.error_feedback import residual_dtype
 from zen_jax.planning.buckets import DENSE_BELOW
 from zen_jax.sparse import SparseGradient
-from zen_jax.trees import named_leaves
+from zen_jax.trees import is_leaf, named_leaves
 
 
 def zeros(params: PyTree) -> PyTree:
@@ -29,6 +29,10 @@ def zeros(params: PyTree) -> PyTree:
 
 def map_leaves(fun: Callable[..., tuple], updates: PyTree, *states: PyTree) -> tuple[PyTree, ...]:
     """fun(name, update, *state) -> results for every leaf; returns a tree of each result, of the updates' structure."""
+    for name, leaf in named_leaves(updates):
+        if is_leaf(leaf):
+            raise ValueError(f"{name} is a {type(leaf).__name__}, sparse already. Leave it out with optax.masked.")
+    updates = jax.tree.map(jnp.asarray, updates)
     treedef = jax.tree.structure(updates)
     columns = [treedef.flatten_up_to(tree) for tree in (updates, *states)]
     names = [name for name, _ in named_leaves(updates)]

@@ -1,5 +1,6 @@
 """`synchronize`: the all-reduce of a gradient tree as an optax transformation."""
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -91,6 +92,8 @@ def synchronize(
     errors.check_at_least("dense_below", dense_below, 0)
     errors.check_seed(seed)
     check_unit(unit)
+    if plan is not None and not isinstance(plan, Plan | Profiler):
+        raise ValueError(f"plan is a {type(plan).__name__}, but must be what zen_jax.plan makes, a Profiler or None.")
     axes = _axis.joined(axis_name, intra_axis)
     planned = plan.leaves if isinstance(plan, Plan) else None
     fused_scheme = "dense" if scheme == "dense" else "dense_ordered"
@@ -104,6 +107,9 @@ def synchronize(
             return {name for name, _ in named if name not in state.info}
         return {name for name, leaf in named if leaf.nbytes < dense_below}
 
+    def info_names(named: list[tuple[str, Leaf]], fused: set[str]) -> list[str]:
+        return [FUSED if name in fused else name for name, _ in named]
+
     def check(named: list[tuple[str, Leaf]], n: int | None) -> None:
         for name, leaf in named:
             errors.check_float(name, leaf.dtype)
@@ -113,8 +119,7 @@ def synchronize(
     def init(params: PyTree) -> SynchronizeState:
         named = named_leaves(params)
         check(named, n=None)
-        fused = fused_names(named)
-        return SynchronizeState({FUSED if name in fused else name: make_info() for name, _ in named})
+        return SynchronizeState({name: make_info() for name in info_names(named, fused_names(named))})
 
     def reduce_leaf(name: str, leaf: Leaf) -> tuple[Leaf, Info]:
         if is_row_sparse(leaf):
@@ -159,14 +164,31 @@ def synchronize(
                 reduced.update(zip([name for name, _ in together], arrays, strict=True))
             for name, leaf in named:
                 if name not in reduced:
-                    reduced[name], of_leaf = reduce_leaf(name, leaf)
-                    # A small table's row-sparse gradient shares the fused leaves' name, as `init` gave it.
-                    key = FUSED if name in fused else name
-                    info[key] = total([info[key], of_leaf]) if key in info else of_leaf
+                    reduced[name], info[name] = reduce_leaf(name, leaf)
+            names = info_names(named, fused) if state is None else state.info
+            info = _largest_beside(_by_name(info, names, together), axes)
         treedef = jax.tree.structure(updates, is_leaf=is_leaf)
         return jax.tree.unflatten(treedef, [reduced[name] for name, _ in named]), SynchronizeState(info)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _by_name(info: dict[str, Info], names: Iterable[str], together: list[tuple[str, Leaf]]) -> dict[str, Info]:
+    """Under the names that the state has, whatever a plan or a row-sparse gradient has fused since `init`."""
+    found: dict[str, list[Info]] = {name: [] for name in names}
+    for name, of_name in info.items():
+        # Of leaves that had names of their own, the first stands for their buckets.
+        instead = together[0][0] if name == FUSED else FUSED
+        found[name if name in found else instead].append(of_name)
+    return {name: total(infos) if infos else make_info() for name, infos in found.items()}
+
+
+def _largest_beside(info: dict[str, Info], axes: AxisName) -> dict[str, Info]:
+    """The largest over other axes of an enclosing shard_map, whose shards of tensor parallelism differ."""
+    leaves, treedef = jax.tree.flatten(info)
+    if not leaves or not _axis.beside(axes):
+        return info
+    return treedef.unflatten(list(_axis.largest_beside(jnp.stack(leaves), axes)))
 
 
 def _sum_dense(infos: list[Info]) -> Info:

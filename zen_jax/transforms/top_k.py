@@ -19,7 +19,7 @@ def top_k(density: float, *, compact: bool = False) -> optax.GradientTransformat
     """Sends the k largest magnitudes of every leaf and keeps the rest for later steps (error feedback).
 
     k is exactly ceil(density * size); of equal magnitudes those of lowest index go first. Elements that are not finite
-    are sent beyond k, so that the residual stays finite. Put it before `synchronize`, whose unit is then "element".
+    are sent beyond k, so that the residual stays finite. Put it before `synchronize(..., unit="element")`.
 
     Args:
       density: share of every leaf's elements to send, above 0 and at most 1.
