@@ -74,6 +74,13 @@ def test_integers_equal_psum_bitwise(mode, n, scheme):
         check(mode, n, stack, expected, name, scheme=scheme, op="sum")
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_gradient_that_vmap_knows_to_be_the_same_everywhere(scheme):
+    gradient = jnp.zeros(40).at[3].set(2.0)
+    reduced = jax.vmap(lambda _: zen.all_reduce(gradient, "w", scheme=scheme, op="sum"), axis_name="w")(jnp.zeros(4))
+    np.testing.assert_array_equal(reduced, np.tile(4 * gradient, (4, 1)))
+
+
 @pytest.mark.parametrize("scheme", ["zen", "auto", "sparcml"])
 def test_many_workers(scheme):
     n = 33

@@ -217,7 +217,7 @@ def linen_model():
 
 def nnx_model():
     graph, params = nnx.split(NnxModel(nnx.Rngs(0)), nnx.Param)
-    return lambda params, ids: nnx.merge(graph, params)(ids), params, "embed/embedding/value"
+    return lambda params, ids: nnx.merge(graph, params)(ids), params, "embed/embedding"
 
 
 def test_linen_table_with_partitioning():

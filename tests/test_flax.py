@@ -85,10 +85,16 @@ def test_nnx_optimizer_in_the_worker():
         return harness.spmd(worker, "vmap", N)(TOKENS)
 
     pmean = optax.stateless(lambda updates, _: jax.lax.pmean(updates, harness.AXIS))
-    assert_same_step(
-        train(optax.chain(zen.synchronize(harness.AXIS, dense_below=0), optax.sgd(0.5))),
-        train(optax.chain(pmean, optax.sgd(0.5))),
-    )
+    seen, transform = [], zen.synchronize(harness.AXIS, dense_below=0)
+
+    def watched(updates, state, params=None):
+        updates, state = transform.update(updates, state, params)
+        seen.append(set(state.info))
+        return updates, state
+
+    watching = optax.GradientTransformation(transform.init, watched)
+    assert_same_step(train(optax.chain(watching, optax.sgd(0.5))), train(optax.chain(pmean, optax.sgd(0.5))))
+    assert {"embed/embedding", "out/bias", "out/kernel"} in seen  # and none is taken for one to fuse
 
 
 def test_nnx_value_and_grad_under_jit():

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
@@ -99,6 +100,9 @@ def all_gather(x: Array, axis_name: AxisName) -> Array:
 
 def all_to_all(x: Array, axis_name: AxisName) -> Array:
     """Row i of x [n, ...] goes to worker i; row i of the result came from worker i."""
+    if not _is_manual(axis_name):
+        # Of what is the same for all of vmap's workers, JAX makes an array of another shape.
+        x = jnp.where(lax.axis_index(axis_name) >= 0, x, x)
     return lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0)
 
 

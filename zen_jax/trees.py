@@ -27,15 +27,20 @@ def values_of(leaf: Leaf) -> Array:
 def named_leaves(tree: PyTree) -> list[tuple[str, Leaf]]:
     """(name, leaf) for every leaf of a tree, in order.
 
-    None and `optax.MaskedNode` have no leaves. A ValueError where two leaves have one name.
+    None and `optax.MaskedNode` have no leaves. What a Flax variable holds is called as the variable is, for optimizers
+    see either. A ValueError where two leaves have one name.
 
     >>> import jax.numpy as jnp
     >>> [name for name, _ in named_leaves({"embed": {"table": jnp.zeros(2)}, "bias": None})]
     ['embed/table']
     """
     leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
-    named = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
+    named = [(jax.tree_util.keystr(_of_variable(path), simple=True, separator="/"), leaf) for path, leaf in leaves]
     twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
     if twice:
         raise ValueError(f"two leaves of the tree are called {twice[0]!r}. Rename one: leaves are told apart by name.")
     return named
+
+
+def _of_variable(path: tuple) -> tuple:
+    return path[:-1] if path and path[-1] == jax.tree_util.GetAttrKey("value") else path

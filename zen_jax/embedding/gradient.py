@@ -22,9 +22,8 @@ def value_and_grad(
     Args:
       fun: a loss fun(params, *args), which reads its tables by `lookup` and `bag` alone: it gets a `TakenRows` in the
         place of each. It returns a scalar, or (scalar, aux) with `has_aux`.
-      lookups: from the same args to the ids that fun looks up, by the table's name in params ("encoder/table"; an
-        `nnx.Param` adds "/value"): an integer array or a tree of them. A table that is read twice has one entry
-        with all ids.
+      lookups: from the same args to the ids that fun looks up, by the table's name in params ("encoder/table"): an
+        integer array or a tree of them. A table that is read twice has one entry with all ids.
       has_aux: whether `fun` returns auxiliary data.
       padding_id: the id that names no row, the same for all tables or by name.
 

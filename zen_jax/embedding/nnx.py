@@ -25,7 +25,7 @@ class Embed(nnx.Module):
     >>> from zen_jax.embedding import value_and_grad
     >>> graph, params = nnx.split(Embed(1000, 4, rngs=nnx.Rngs(0)), nnx.Param)
     >>> loss = lambda params, ids: jnp.sum(nnx.merge(graph, params)(ids))
-    >>> step = value_and_grad(loss, lambda ids: {"embedding/value": ids})
+    >>> step = value_and_grad(loss, lambda ids: {"embedding": ids})
     >>> value, gradients = step(params, jnp.array([7, 3, 7]))
     >>> jax.tree.leaves(gradients)[0].tolist()
     [3, 7, 1000]

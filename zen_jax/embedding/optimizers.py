@@ -32,6 +32,7 @@ def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExt
       ValueError: at update for a gradient of another shape than its table.
 
     >>> import jax.numpy as jnp, optax
+    >>> from zen_jax.row_sparse import RowSparseGradient
     >>> optimizer = lazy(optax.sgd(0.5))
     >>> params = {"table": jnp.ones((5, 2))}
     >>> state = optimizer.init(params)
@@ -66,6 +67,7 @@ def densify() -> optax.GradientTransformation:
     table, and the step's time and memory grow with it.
 
     >>> import jax.numpy as jnp, optax
+    >>> from zen_jax.row_sparse import RowSparseGradient
     >>> optimizer = optax.chain(densify(), optax.adam(0.1))
     >>> params = jnp.ones((3, 1))
     >>> gradient = RowSparseGradient.from_lookups(jnp.array([1]), jnp.array([[1.0]]), num_rows=3)

@@ -1,7 +1,5 @@
 """Hierarchy: dense reduce-scatter and all-gather inside a machine, and between them a scheme across machines."""
 
-import math
-
 import jax.numpy as jnp
 from jax import lax
 
@@ -20,7 +18,7 @@ def hierarchical(run: Scheme, intra_axis: AxisName) -> Scheme:
     share on other machines, and gets the other shares from its neighbours. 16-bit floats stay float32 from the first
     sum to the division, and so cross machines: they round once.
 
-    Capacities count the units of a machine, of which each device's messages hold a part. `Info` counts what
+    Capacities count the units of a machine, of which each device's messages hold an equal part. `Info` counts what
     one device sends to other machines; densities are those of machines' sums, shares filled up with zeros.
 
     Source: ZEN (OSDI 2025), section 4.
@@ -45,12 +43,7 @@ def hierarchical(run: Scheme, intra_axis: AxisName) -> Scheme:
 
 
 def _across(request: Request, intra_axis: AxisName, devices: int) -> Request:
-    # By Theorem 2 the fullest share of a machine's message is that much above the mean.
-    def share(planned: int | None) -> int | None:
-        mean = (planned or 0) / devices
-        return planned and min(planned, math.ceil(mean + 3 * math.sqrt(mean)))
-
-    capacity = tuple(map(share, request.capacity))
+    capacity = tuple(planned and -(-planned // devices) for planned in request.capacity)
     return request._replace(op="sum", capacity=capacity, intra_axis=intra_axis)
 
 

@@ -102,10 +102,16 @@ def synchronize(
     def fused_names(named: list[tuple[str, Leaf]], state: SynchronizeState | None = None) -> set[str]:
         if planned is not None:
             return {name for name, leaf in planned.items() if leaf.bucket is not None}
-        if state is not None:
-            # As `init` saw it: gradients may be narrower than their parameters, and the state keeps its structure.
-            return {name for name, _ in named if name not in state.info}
-        return {name for name, leaf in named if leaf.nbytes < dense_below}
+        if state is None:
+            return {name for name, leaf in named if leaf.nbytes < dense_below}
+        # As `init` saw it: gradients may be narrower than their parameters, and the state keeps its structure.
+        fused = {name for name, _ in named if name not in state.info}
+        if fused and FUSED not in state.info:
+            raise ValueError(
+                f"state is of {', '.join(state.info)}, but gradients have {', '.join(sorted(fused))}. Call init with "
+                "the parameters that they are of."
+            )
+        return fused
 
     def info_names(named: list[tuple[str, Leaf]], fused: set[str]) -> list[str]:
         return [FUSED if name in fused else name for name, _ in named]
