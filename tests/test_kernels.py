@@ -29,7 +29,7 @@ def kernel(name, lowering):
     if lowering == "public":
         return getattr(zen.kernels, name)
     reference = importlib.import_module(f"zen_jax.kernels.{name}").reference
-    if name == "hierarchical_hash":
+    if name in ("hierarchical_hash", "unique_ids"):
         return reference
     elements = {"partition": 1, "aggregate": 2, "hash_bitmap_encode": 1, "hash_bitmap_decode": 2}[name]
     values_at = 0 if name in ("partition", "hash_bitmap_encode") else 1
@@ -285,6 +285,20 @@ def test_hierarchical_hash(n, r1, r2, k, lowering):
             assert int(overflow) == 0
         # Who wins a slot may differ between lowerings, and so may how many go over.
         assert abs(int(overflow) - lost) <= r1
+
+
+@pytest.mark.parametrize("lowering", ["public", "reference"])
+@pytest.mark.parametrize("size", [0, 1, 2, 300, 5000])
+def test_unique_ids(size, lowering):
+    unique_ids = kernel("unique_ids", lowering)
+    for unused in (0, 1, 1000, 2**31 - 1):
+        ids = np.random.default_rng(size).integers(0, unused, (3, size), endpoint=True).astype(np.int32)
+        results = jax.jit(jax.vmap(lambda ids, unused=unused: unique_ids(ids, unused)))(ids)
+        for mine, unique, slots, count in zip(ids, *map(np.asarray, results), strict=True):
+            distinct, where = np.unique(mine, return_inverse=True)
+            np.testing.assert_array_equal(unique, np.pad(distinct, (0, size - distinct.size), constant_values=unused))
+            np.testing.assert_array_equal(slots, where)
+            assert count == np.sum(distinct < unused)
 
 
 @pytest.mark.parametrize("lowering", ["public", "reference"])

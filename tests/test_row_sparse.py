@@ -183,6 +183,6 @@ def test_state_keeps_its_structure():
 def test_synchronize_refuses_changed_ids():
     chain = optax.chain(optax.scale(0.5), zen.synchronize("data"))
     with pytest.raises(ValueError, match=r"ids of float32.*zen_jax\.embedding\.lazy"):
-        jax.vmap(lambda ids: chain.update(merged(ids, jnp.ones((1, D))), chain.init(()))[0], axis_name="data")(
+        jax.vmap(lambda ids: chain.update(merged(ids, jnp.ones((1, D))), chain.init(TABLE))[0], axis_name="data")(
             jnp.zeros((N, 1), jnp.int32)
         )

@@ -14,6 +14,7 @@
 #include "xla_ffi/cpu/partition.h"
 #include "xla_ffi/cpu/partition_coo.h"
 #include "xla_ffi/cpu/pool_parallel.h"
+#include "xla_ffi/cpu/unique_ids.h"
 #include "xla_ffi/registration.h"
 #include "xla_ffi/shapes.h"
 
@@ -84,6 +85,16 @@ ffi::Error partition_coo_handler(ffi::ThreadPool pool, ffi::AnyBuffer indices, f
       partition_coo(*problem, data<const int32_t>(indices), data<const Bits>(values), data<const int32_t>(count), seed,
                     data<int32_t>(*positions), data<Bits>(*bucket_values), data<int32_t>(*counts), context);
     });
+  });
+}
+
+ffi::Error unique_ids_handler(ffi::ThreadPool pool, ffi::AnyBuffer ids, Result unique, Result slots, Result count,
+                              int32_t unused) {
+  const auto problem = check_unique_ids(ids, *unique, *slots, *count);
+  if (problem.has_error()) return problem.error();
+  return launch(pool, [&](const Context& context) {
+    unique_ids(*problem, data<const int32_t>(ids), unused, data<int32_t>(*unique), data<int32_t>(*slots),
+               data<int32_t>(*count), context);
   });
 }
 
@@ -252,6 +263,15 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenPartitionCoo, zen::partition_coo_handler,
                                   .Ret<xla::ffi::AnyBuffer>()   // counts
                                   .Attr<uint32_t>("seed"));
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenUniqueIds, zen::unique_ids_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()   // ids
+                                  .Ret<xla::ffi::AnyBuffer>()   // unique
+                                  .Ret<xla::ffi::AnyBuffer>()   // slots
+                                  .Ret<xla::ffi::AnyBuffer>()   // count
+                                  .Attr<int32_t>("unused"));
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenAggregate, zen::aggregate_handler,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
@@ -337,6 +357,7 @@ const std::vector<Registration>& registrations() {
   static const auto* const table = new std::vector<Registration>{
       {"zen_partition", ZenPartition},
       {"zen_partition_coo", ZenPartitionCoo},
+      {"zen_unique_ids", ZenUniqueIds},
       {"zen_aggregate", ZenAggregate},
       {"zen_hash_bitmap_encode", ZenHashBitmapEncode},
       {"zen_hash_bitmap_decode", ZenHashBitmapDecode},

@@ -216,6 +216,21 @@ ffi::ErrorOr<PartitionProblem> check_partition_coo(ffi::AnyBuffer indices, ffi::
   return result(check, PartitionProblem{check.batch(), list[0], 1, n, capacity});
 }
 
+ffi::ErrorOr<UniqueIdsProblem> check_unique_ids(ffi::AnyBuffer ids, ffi::AnyBuffer unique, ffi::AnyBuffer slots,
+                                                 ffi::AnyBuffer count) {
+  Checker check("zen_unique_ids");
+  const Dims list = check.first("ids", ids, 1);
+  check.dtype("ids", ids, ffi::S32);
+  check.dtype("unique", unique, ffi::S32);
+  check.dtype("slots", slots, ffi::S32);
+  check.dtype("count", count, ffi::S32);
+  check.in_range("the number of ids", list[0], 0, kMaxPosition);
+  check.shape("unique", unique, list);
+  check.shape("slots", slots, list);
+  check.shape("count", count, {});
+  return result(check, UniqueIdsProblem{check.batch(), list[0]});
+}
+
 ffi::ErrorOr<AggregateProblem> check_aggregate(ffi::AnyBuffer positions, ffi::AnyBuffer values, ffi::AnyBuffer counts,
                                                int64_t divisor, ffi::AnyBuffer shard) {
   Checker check("zen_aggregate");

@@ -27,6 +27,9 @@ ffi::ErrorOr<PartitionProblem> check_partition_coo(ffi::AnyBuffer indices, ffi::
                                                    ffi::AnyBuffer positions, ffi::AnyBuffer bucket_values,
                                                    ffi::AnyBuffer counts);
 
+ffi::ErrorOr<UniqueIdsProblem> check_unique_ids(ffi::AnyBuffer ids, ffi::AnyBuffer unique, ffi::AnyBuffer slots,
+                                                 ffi::AnyBuffer count);
+
 ffi::ErrorOr<AggregateProblem> check_aggregate(ffi::AnyBuffer positions, ffi::AnyBuffer values, ffi::AnyBuffer counts,
                                                int64_t divisor, ffi::AnyBuffer shard);
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from zen_jax._typing import Array
+from zen_jax.kernels import unique_ids
 from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.mark import MARK, new_mark
 
@@ -52,7 +53,7 @@ class RowSparseGradient:
         """
         ids = widened(ids)
         valid = (ids >= 0) & (ids < num_rows)
-        unique, slots = unique_ids(jnp.where(valid, ids, num_rows).astype(jnp.int32), num_rows)
+        unique, slots, _ = unique_ids(jnp.where(valid, ids, num_rows).astype(jnp.int32), num_rows)
         total = jnp.zeros_like(rows, accumulator_dtype(rows.dtype))
         total = total.at[jnp.where(valid, slots, ids.size)].add(rows.astype(total.dtype), mode="drop")
         return cls(unique, total.astype(rows.dtype), num_rows)
@@ -151,16 +152,3 @@ def widened(ids: Any) -> Array:
     """Ids of at least 32 bits: JAX would cut a number of rows to the dtype of narrower ones to compare it with them."""
     ids = jnp.asarray(ids)
     return ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
-
-
-def unique_ids(ids: Array, unused: int) -> tuple[Array, Array]:
-    """The distinct ids of int32 [K], ascending and filled up with `unused`: int32 [K]; and where each went: int32 [K].
-
-    No id exceeds `unused`.
-    """
-    order = jnp.argsort(ids, stable=True)
-    ascending = ids[order]
-    is_first = jnp.concatenate([jnp.ones_like(ids, bool, shape=(min(1, ids.size),)), ascending[1:] != ascending[:-1]])
-    rank = jnp.cumsum(is_first, dtype=jnp.int32) - 1
-    unique = jnp.full_like(ids, unused).at[rank].set(ascending)
-    return unique, jnp.zeros_like(rank).at[order].set(rank, unique_indices=True)

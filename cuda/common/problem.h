@@ -52,6 +52,11 @@ struct HierarchicalHashProblem {
   int64_t k;
 };
 
+struct UniqueIdsProblem {
+  int64_t batch;
+  int64_t size;
+};
+
 // Elements of each chunk that a selection samples.
 constexpr int64_t kSampleChunk = 64;
 

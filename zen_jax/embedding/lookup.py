@@ -11,7 +11,8 @@ from jax import lax
 
 from zen_jax._typing import Array, PyTree
 from zen_jax.errors import check_choice
-from zen_jax.row_sparse import RowSparseGradient, unique_ids, widened
+from zen_jax.kernels import unique_ids
+from zen_jax.row_sparse import RowSparseGradient, widened
 
 COMBINERS = ("sum", "mean")
 
@@ -81,7 +82,7 @@ def take_rows(table: Array, ids: PyTree, *, padding_id: int | None = None) -> Ta
     for array in arrays:
         check_ids(array, num_rows, padding_id)
     flat = [_valid_or(num_rows, widened(array).reshape(-1), num_rows, padding_id) for array in arrays]
-    unique, _ = unique_ids(jnp.concatenate([jnp.zeros(0, jnp.int32), *flat]), num_rows)
+    unique, _, _ = unique_ids(jnp.concatenate([jnp.zeros(0, jnp.int32), *flat]), num_rows)
     rows = table.at[unique].get(mode="fill", fill_value=0, indices_are_sorted=True, wrap_negative_indices=False)
     return TakenRows(unique, rows, num_rows)
 

@@ -1,7 +1,7 @@
 """The kernels: each a typed function with CUDA, CPU and pure-JAX lowerings.
 
-`send_drawn`, `send_reaching`, `list_largest` and `partition_coo` have no CUDA of their own. `aggregate_encode` is one
-kernel on CUDA and two in a row elsewhere.
+`send_drawn`, `send_reaching`, `list_largest`, `partition_coo` and `unique_ids` have no CUDA of their own.
+`aggregate_encode` is one kernel on CUDA and two in a row elsewhere.
 
 They agree bit for bit, but for sums of subnormals, which XLA flushes to zero where pure JAX runs on a CPU.
 """
@@ -17,3 +17,4 @@ from zen_jax.kernels.partition import partition as partition
 from zen_jax.kernels.partition_coo import partition_coo as partition_coo
 from zen_jax.kernels.send_largest import list_largest as list_largest
 from zen_jax.kernels.send_largest import send_largest as send_largest
+from zen_jax.kernels.unique_ids import unique_ids as unique_ids

@@ -168,7 +168,8 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
     leaves = {}
     for position, (name, stacked) in enumerate(measured[0]):
         check_float(name, stacked.dtype)
-        widths = () if _left_out(stacked, unit) else candidate_widths(stacked.shape[1:], n, unit)
+        alone = len(measured[0]) == 1
+        widths = () if _left_out(stacked, None if alone else unit) else candidate_widths(stacked.shape[1:], n, unit)
         counted = [
             jax.device_get(count_stacked(named[position][1], widths=widths, seed=seed)) if widths else {}
             for named in measured

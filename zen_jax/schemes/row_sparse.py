@@ -15,7 +15,7 @@ from zen_jax.formats import coo
 from zen_jax.formats.words import WORD_BYTES
 from zen_jax.info import Info, make_info
 from zen_jax.kernels.partition_coo import by_server
-from zen_jax.row_sparse import RowSparseGradient, intact, unique_ids
+from zen_jax.row_sparse import RowSparseGradient, intact
 from zen_jax.schemes.dense import dense_bytes
 from zen_jax.schemes.ladder import ladder, rung_for
 from zen_jax.schemes.request import Request
@@ -122,7 +122,7 @@ def _merge(messages: Messages, room: int, *, unused: int, divisor: int) -> Messa
     """
     keys, values, counts = messages
     filled = jnp.arange(keys.shape[1], dtype=jnp.int32)[None] < counts[:, None]
-    unique, slots = unique_ids(jnp.where(filled, keys, unused).reshape(-1), unused)
+    unique, slots, count = kernels.unique_ids(jnp.where(filled, keys, unused).reshape(-1), unused)
     sums = kernels.aggregate(slots.reshape(keys.shape), values, counts, room, divisor=divisor)
     unique = jnp.pad(unique, (0, max(0, room - unique.size)), constant_values=unused)[:room]
-    return unique, sums, jnp.sum(unique < unused, dtype=jnp.int32)
+    return unique, sums, count

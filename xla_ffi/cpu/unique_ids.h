@@ -1,0 +1,16 @@
+// The distinct ones of some ids.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/common/problem.h"
+#include "xla_ffi/cpu/context.h"
+
+namespace zen {
+
+// ids [batch, size], none above `unused` -> unique [batch, size], the distinct ones ascending and filled up with
+// `unused`; slots [batch, size], where in `unique` each id went; count [batch], how many lie below `unused`.
+void unique_ids(const UniqueIdsProblem& problem, const int32_t* ids, int32_t unused, int32_t* unique, int32_t* slots,
+                int32_t* count, const Context& context);
+
+}  // namespace zen

@@ -1,0 +1,50 @@
+"""Unique: the distinct ones of the ids that a batch looks up, or that workers send."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from zen_jax._typing import Array
+from zen_jax.errors import check_dtype, check_rank
+from zen_jax.kernels._lowering import custom_call_or
+
+
+def unique_ids(ids: Array, unused: int) -> tuple[Array, Array, Array]:
+    """The distinct ids in ascending order, and where each went.
+
+    Args:
+      ids: int32 [K], none above `unused`.
+      unused: what fills the result up, below 2**31.
+
+    Returns:
+      unique: int32 [K], the distinct ids, and `unused` behind them.
+      slots: int32 [K], the entry of `unique` that each id is.
+      count: int32 [], how many distinct ids lie below `unused`.
+
+    Raises:
+      ValueError: for ids that are no int32 [K].
+
+    >>> import jax.numpy as jnp
+    >>> unique, slots, count = unique_ids(jnp.array([7, 3, 7]), unused=10)
+    >>> unique.tolist(), slots.tolist(), int(count)
+    ([3, 7, 10], [1, 0, 1], 2)
+    """
+    check_rank("ids", ids.shape, (1,))
+    check_dtype("ids", ids.dtype, jnp.int32)
+    return custom_call_or(
+        lambda ids: reference(ids, unused),
+        "zen_unique_ids",
+        [ids],
+        [(ids.shape, jnp.int32), (ids.shape, jnp.int32), ((), jnp.int32)],
+        unused=np.int32(unused),
+    )
+
+
+def reference(ids: Array, unused: int) -> tuple[Array, Array, Array]:
+    """The pure-JAX lowering."""
+    order = jnp.argsort(ids, stable=True)
+    ascending = ids[order]
+    is_first = jnp.concatenate([jnp.ones_like(ids, bool, shape=(min(1, ids.size),)), ascending[1:] != ascending[:-1]])
+    rank = jnp.cumsum(is_first, dtype=jnp.int32) - 1
+    unique = jnp.full_like(ids, unused).at[rank].set(ascending)
+    slots = jnp.zeros_like(rank).at[order].set(rank, unique_indices=True)
+    return unique, slots, jnp.sum(unique < unused, dtype=jnp.int32)
