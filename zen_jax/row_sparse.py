@@ -84,10 +84,9 @@ class RowSparseGradient:
     def take(self, table: Array) -> Array:
         """[K, ...D]: the table's rows at `ids`; zeros where unused."""
         check_intact(self)
-        return (
-            jnp.asarray(table)
-            .at[self.ids]
-            .get(mode="fill", fill_value=0, indices_are_sorted=True, unique_indices=False, wrap_negative_indices=False)
+        table = jnp.asarray(table)
+        return table.at[self.ids].get(
+            mode="fill", fill_value=0, indices_are_sorted=True, unique_indices=False, wrap_negative_indices=False
         )
 
     def put(self, table: Array, rows: Array) -> Array:
