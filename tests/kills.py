@@ -31,7 +31,8 @@ class Run:
         self.log = out / "zen" / "metrics.jsonl"
         where = ["--coordinator", f"localhost:{free_ports()}", "--num-processes", str(count), "--process-id"]
         command = [sys.executable, "-m", "tests.counting", "--sync", "zen", "--out", str(out), *options]
-        environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}  # one device a process
+        # One device a process; and whoever is killed may be writing what all would find in the compilation cache.
+        environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
         self.processes = [
             subprocess.Popen(
                 [*command, *where, str(index), *(own or {}).get(index, [])],
@@ -57,7 +58,8 @@ class Run:
         deadline = time.monotonic() + PATIENCE
         while len(losses(self.log)) < steps:
             assert time.monotonic() < deadline, f"no step {steps} in {PATIENCE} s"
-            assert all(process.poll() is None for process in self.processes), f"ended before step {steps}"
+            if any(process.poll() is not None for process in self.processes):
+                raise AssertionError(f"ended before step {steps}: {self.ends()}")
             time.sleep(0.002)
 
     def ends(self, *, without: int | None = None) -> dict[int, tuple[int, str]]:

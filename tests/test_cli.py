@@ -14,9 +14,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from test_multiprocess import free_port
 
 import zen_jax as zen
+from examples.common.launch import free_ports
 from zen_jax.cli import gradients, output, workers
 from zen_jax.cli.main import BAD_INPUT, COMMANDS, DONE, FAILED, main, parser
 from zen_jax.cli.timing import time_cases
@@ -95,6 +95,10 @@ def test_plan(zen_jax, profile, folder):
     code, printed, _ = zen_jax("plan", "profile.json", *LINKS, "--schemes", "dense,zen", "--save", "saved.json")
     assert (code, printed) == (DONE, f"{plan}\n")
     assert zen.Plan.load(folder / "saved.json") == plan
+    code, printed, _ = zen_jax(
+        "plan", "profile.json", *LINKS, "--schemes", "dense,zen", "--save", "2.json", "--json", "-"
+    )
+    assert zen.Plan.load(folder / "2.json") == plan and json.loads(printed) == plain(plan.to_json())
 
 
 def test_estimate(zen_jax, profile):
@@ -141,7 +145,9 @@ def test_info(zen_jax):
 def test_bench(zen_jax):
     """Each scheme moves the bytes that its estimate is of, every figure is there, and the table shows them."""
     several = ("bench", "good.npz", "good.npz", "--schemes", "agsparse", "--repeats", 3, *LINKS)
-    code, printed, said = zen_jax(*several, "--json", "bench.json", "--plot", "bench.svg")
+    code, printed, said = zen_jax(
+        *several, "--json", "bench.json", "--plot", "bench.svg", "--save-cluster", "links.json"
+    )
     found = json.loads(Path("bench.json").read_text())
     profile = zen.profile(gradient(), gradient())
     estimate = zen.estimate(profile, zen.Cluster(1, N, inter_gbps=1.0, latency_us=20.0))
@@ -160,6 +166,11 @@ def test_bench(zen_jax):
     assert found["lower bound"]["bytes"] == estimate.bounds["embedding"].nbytes
     assert f"would choose: {found['choice']['embedding']} for embedding" in printed
     assert "timed call 3 of 3" in said
+    assert zen_jax("estimate", "profile.json", "--cluster", "links.json")[:2] == (
+        DONE,
+        f"{zen.estimate(zen.SparsityProfile.load('profile.json'), zen.Cluster.load('links.json'))}\n",
+    )
+    assert "is no zen_jax cluster" in zen_jax("plan", "profile.json", "--cluster", "profile.json")[2]
 
 
 def test_bench_makes_gradients_up_and_keeps_float64(zen_jax, folder):
@@ -357,7 +368,7 @@ def start(*arguments):
 def test_bench_among_processes():
     """The first process alone prints, and JSON alone, whatever libraries say."""
     made = ("--rows", 32, "--columns", 4, "--schemes", "dense", "--repeats", 2, *LINKS, "--json", "-")
-    address = f"localhost:{free_port()}"
+    address = f"localhost:{free_ports()}"
     ranks = [start("bench", "--coordinator", address, "--processes", 2, "--rank", rank, *made) for rank in range(2)]
     try:
         outputs = [rank.communicate(timeout=120) for rank in ranks]
@@ -374,7 +385,7 @@ def test_bench_among_processes():
 @pytest.mark.multiprocess
 def test_interrupt_is_quiet():
     """Ctrl-C while a process waits for others, inside JAX; shells call this exit code 130."""
-    waiting = start("bench", "--coordinator", f"localhost:{free_port()}", "--processes", 2, "--rank", 0)
+    waiting = start("bench", "--coordinator", f"localhost:{free_ports()}", "--processes", 2, "--rank", 0)
     try:
         assert waiting.stderr.readline() == "waiting for the other processes, five minutes at most\n"
         waiting.send_signal(signal.SIGINT)

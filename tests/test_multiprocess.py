@@ -1,7 +1,6 @@
 """Real processes over gloo agree with psum and with each other bit for bit, and never wait for each other for ever."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -9,18 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from examples.common.launch import free_ports
+
 FOLDER = Path(__file__).parent
 TIMEOUT = 240  # a deadlock fails after this; the run takes seconds
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        return listener.getsockname()[1]
-
-
 def run_workers(count):
-    address = f"localhost:{free_port()}"
+    address = f"localhost:{free_ports()}"
     path = os.pathsep.join([str(FOLDER), str(FOLDER.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     workers = [
         subprocess.Popen(

@@ -109,6 +109,16 @@ def test_links():
     assert machines.seconds_computing("sum", 4e6, 4e6, 2) == pytest.approx(3e-3)
 
 
+def test_clusters_are_kept(tmp_path):
+    links, kernels = {"psum": Link(latency_us=100, gbps=16)}, {"sum": Rate(1e-9, 2e-9)}
+    for cluster in (zen.Cluster(3), zen.Cluster(2, 4, 1.5, 100.0, 3.0, links, kernels)):
+        cluster.save(tmp_path / "cluster.json")
+        assert zen.Cluster.load(tmp_path / "cluster.json") == cluster
+    (tmp_path / "cluster.json").write_text('{"zen_jax": "cluster", "version": 1, "hosts": 0}')
+    with pytest.raises(ValueError, match="no usable cluster"):
+        zen.Cluster.load(tmp_path / "cluster.json")
+
+
 @pytest.mark.parametrize(
     "options,fragment",
     [

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from examples.common.watch import Watch
 
 _LAST_WORDS = 2.0  # seconds for process 0 to say why, once another has failed
 _GRACE = 5.0  # seconds for processes to end by themselves
+_PORTS = range(20_000, 32_000, 2)  # below those that systems give to connections while processes start
 _JAX_PATIENCE = 2  # timeouts after which JAX ends a process whose peer is dead, unless the watch has
 
 
@@ -83,12 +85,11 @@ def start(command: list[str], count: int) -> int:
 def free_ports() -> int:
     """A port that is free, as is the one behind it."""
     while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("localhost", 0))
-            port = first.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                second.bind(("localhost", port + 1))
-                return port
+        port = random.SystemRandom().choice(_PORTS)
+        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
+            first.bind(("localhost", port))
+            second.bind(("localhost", port + 1))
+            return port
 
 
 def _report(processes: list[subprocess.Popen], logs: list[Path]) -> int:

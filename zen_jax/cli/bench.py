@@ -23,7 +23,7 @@ from zen_jax.planning.estimate import Estimate
 
 EXAMPLES = """  zen-jax bench --workers 4
   zen-jax bench --workers 8 --density 0.001 --rows 100000 --columns 256 --plot bench.png
-  zen-jax bench step1.npz step2.npz --repeats 10 --json bench.json
+  zen-jax bench step1.npz step2.npz --repeats 10 --json bench.json --save-cluster cluster.json
   zen-jax bench --coordinator 10.0.0.1:7700 --processes 16 --rank 3 --schemes dense,zen,auto"""
 BASELINE = "dense"
 WORKERS = 4  # where nothing else says how many
@@ -60,6 +60,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--latency-us", type=shared.not_negative, metavar="US", help="latency to estimate with (default: measured)"
+    )
+    parser.add_argument(
+        "--save-cluster", type=output.writable, metavar="FILE", help="write the links and kernels, for plan --cluster"
     )
     output.add_json(parser)
     output.add_plot(parser)
@@ -101,6 +104,8 @@ def _bench(
         cluster = zen.calibrate(mesh, workers.AXIS)
     else:
         cluster = zen.Cluster(processes, mesh.size // processes, options.gbps, latency_us=options.latency_us)
+    if options.save_cluster and jax.process_index() == 0:
+        cluster.save(options.save_cluster)
     estimate = zen.estimate(profile, cluster)
     double = any(leaf.dtype == np.float64 for leaf in steps[0].values())
     with jax.enable_x64(double):

@@ -16,6 +16,12 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Adds hosts, devices and links; `cluster` reads them."""
     parser.add_argument(
+        "--cluster",
+        type=Path,
+        metavar="CLUSTER.json",
+        help="links and kernels as zen-jax bench --save-cluster measured them, in place of the five options below",
+    )
+    parser.add_argument(
         "--hosts", type=at_least(1), metavar="N", help="machines (default: as many as hold the profile's workers)"
     )
     parser.add_argument(
@@ -41,6 +47,8 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 
 def cluster(options: argparse.Namespace, n: int) -> zen.Cluster:
     """The cluster that the options describe, for n profiled workers."""
+    if options.cluster is not None:
+        return zen.Cluster.load(options.cluster)
     devices = options.devices_per_host
     hosts = options.hosts or max(1, n // devices)
     return zen.Cluster(hosts, devices, options.gbps, options.intra_gbps, options.latency_us)

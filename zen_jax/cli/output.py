@@ -75,11 +75,11 @@ def _draw(result: Result, path: Path) -> None:
 
 
 def _json_file(word: str) -> str:
-    return word if word == STDOUT else str(_writable(word))
+    return word if word == STDOUT else str(writable(word))
 
 
 def _figure_file(word: str) -> Path:
-    path = _writable(word)
+    path = writable(word)
     if path.suffix not in FIGURES:
         raise argparse.ArgumentTypeError(f"{word!r} must end in one of {', '.join(FIGURES)}")
     if find_spec("matplotlib") is None:
@@ -87,7 +87,7 @@ def _figure_file(word: str) -> Path:
     return path
 
 
-def _writable(word: str) -> Path:
+def writable(word: str) -> Path:
     """Refused at once rather than after long work."""
     path = Path(word)
     if path.is_dir():

@@ -10,6 +10,7 @@ from zen_jax.cli import output
 
 EXAMPLES = """  zen-jax plan profile.json --gbps 25 --latency-us 50
   zen-jax plan profile.json --gbps 10 --save plan.json
+  zen-jax plan profile.json --cluster cluster.json
   zen-jax plan profile.json --schemes dense,zen,sparcml --json -"""
 
 

@@ -2,9 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
 
 from zen_jax import errors
+from zen_jax.planning import documents
 
 COLLECTIVES = ("all_to_all", "all_gather", "psum", "permute")
 _POINT_TO_POINT = ("all_to_all", "permute")
@@ -69,6 +72,19 @@ class Cluster:
         for name in self.collectives:
             errors.check_choice("collectives", name, COLLECTIVES)
 
+    def to_json(self) -> dict[str, Any]:
+        """The cluster as the document that `save` writes."""
+        return documents.document("cluster", asdict(self))
+
+    def save(self, path: str | Path) -> None:
+        """Writes the cluster as JSON: what `zen_jax.calibrate` measured need not be measured again."""
+        documents.save(path, self.to_json())
+
+    @staticmethod
+    def load(path: str | Path) -> "Cluster":
+        """Reads what `save` wrote; a ValueError for any other file."""
+        return documents.load(path, "cluster", _from_json)
+
     @property
     def workers(self) -> int:
         return self.hosts * self.devices_per_host
@@ -122,6 +138,13 @@ class Cluster:
         if self.collectives:
             return max(link.gbps for link in self.collectives.values())
         return self.inter_gbps if self.hosts > 1 else self.intra_gbps or self.inter_gbps
+
+
+def _from_json(document: Mapping[str, Any]) -> Cluster:
+    links = {name: Link(**link) for name, link in document["collectives"].items()}
+    rates = {name: Rate(**rate) for name, rate in document["kernels"].items()}
+    known = {field.name: document[field.name] for field in fields(Cluster)}
+    return Cluster(**known | {"collectives": links, "kernels": rates})
 
 
 def _transfer(nbytes: float, gbps: float) -> float:
