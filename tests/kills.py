@@ -59,8 +59,13 @@ class Run:
         while len(losses(self.log)) < steps:
             assert time.monotonic() < deadline, f"no step {steps} in {PATIENCE} s"
             if any(process.poll() is not None for process in self.processes):
-                raise AssertionError(f"ended before step {steps}: {self.ends()}")
+                raise AssertionError(f"ended before step {steps}: {self._said()}")
             time.sleep(0.002)
+
+    def _said(self) -> list[str]:
+        for process in self.processes:
+            process.kill()
+        return [process.communicate()[1] for process in self.processes]
 
     def ends(self, *, without: int | None = None) -> dict[int, tuple[int, str]]:
         """Exit code and errors of each process, once it has ended."""

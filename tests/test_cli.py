@@ -170,6 +170,10 @@ def test_bench(zen_jax):
         DONE,
         f"{zen.estimate(zen.SparsityProfile.load('profile.json'), zen.Cluster.load('links.json'))}\n",
     )
+    assert (
+        "there is inter_gbps, latency_us too"
+        in zen_jax("estimate", "profile.json", "--cluster", "links.json", *LINKS)[2]
+    )
     assert "is no zen_jax cluster" in zen_jax("plan", "profile.json", "--cluster", "profile.json")[2]
 
 

@@ -1,5 +1,6 @@
 """The cost model: bytes are those that schemes report, times follow from links, and what is unknown extrapolates."""
 
+import json
 from dataclasses import replace
 
 import harness
@@ -103,10 +104,12 @@ def test_links():
     assert measured.seconds("psum", 2e6, 8) == pytest.approx(3 * 100e-6 + 1e-3)
     assert measured.seconds_computing("sum", 1e6, 1e6, 4) == pytest.approx(3e-3)
     assert measured.seconds_computing("copy", 1e6, 1e6, 4) == 0
+    assert measured.fastest_gbps(8) == 16
     # What a machine sends and computes, its devices share.
     machines = replace(measured, hosts=2, devices_per_host=4)
     assert machines.seconds("psum", 8e6, 2) == pytest.approx(100e-6 + 1e-3)
     assert machines.seconds_computing("sum", 4e6, 4e6, 2) == pytest.approx(3e-3)
+    assert machines.fastest_gbps(2) == 64
 
 
 def test_clusters_are_kept(tmp_path):
@@ -114,9 +117,11 @@ def test_clusters_are_kept(tmp_path):
     for cluster in (zen.Cluster(3), zen.Cluster(2, 4, 1.5, 100.0, 3.0, links, kernels)):
         cluster.save(tmp_path / "cluster.json")
         assert zen.Cluster.load(tmp_path / "cluster.json") == cluster
-    (tmp_path / "cluster.json").write_text('{"zen_jax": "cluster", "version": 1, "hosts": 0}')
-    with pytest.raises(ValueError, match="no usable cluster"):
-        zen.Cluster.load(tmp_path / "cluster.json")
+    good = json.loads((tmp_path / "cluster.json").read_text())
+    for bad in ({"hosts": 0}, {"kernels": {"sum": {"dense": "x", "nonzero": 0}}}, {"collectives": {"psum": {}}}):
+        (tmp_path / "cluster.json").write_text(json.dumps(good | bad))
+        with pytest.raises(ValueError, match="no usable cluster"):
+            zen.Cluster.load(tmp_path / "cluster.json")
 
 
 @pytest.mark.parametrize(

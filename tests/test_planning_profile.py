@@ -191,6 +191,18 @@ def test_live_beside_a_model_axis():
         jax.tree.map(np.testing.assert_array_equal, report, reports[0])
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_info_beside_a_model_axis_is_of_the_largest_shard(check_vma):
+    mesh = jax.make_mesh((2, 2), (harness.AXIS, "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    shards = np.zeros((2, 2, 64, 4), np.float32)
+    shards[:, 0, :2], shards[:, 1, :16] = 1, 1
+    transform = zen.synchronize(harness.AXIS, dense_below=0, unit="row")
+    worker = lambda g: transform.update(g[0, 0], None)[1]  # noqa: E731
+    specs = {"in_specs": PartitionSpec(harness.AXIS, "model"), "out_specs": PartitionSpec()}
+    state = jax.jit(jax.shard_map(worker, mesh=mesh, check_vma=check_vma, **specs))(shards)
+    assert float(state.info[""].density) == 16 / 64
+
+
 def test_profiler_without_steps():
     with pytest.raises(ValueError, match="no step"):
         zen.Profiler().profile()

@@ -12,6 +12,7 @@ import oracle
 import pytest
 from cases import assert_same_bits
 from hypothesis import given
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from lookups import RNG, TABLE, D, K, N, V, any_ids, assert_well_formed, dense_sum, integers, merged
 
 import zen_jax as zen
@@ -56,6 +57,18 @@ def test_narrow_ids_of_a_table_larger_than_their_dtype_holds(dtype):
     ids, values = np.array([0, 7, 7], dtype), jnp.ones((3, D))
     gradient = zen.RowSparseGradient.from_lookups(jnp.asarray(ids), values, rows)
     assert gradient.ids.tolist() == [0, 7, rows] and gradient.rows[:, 0].tolist() == [1, 2, 0]
+
+
+def test_gradients_leave_shard_map_and_lie_on_explicit_meshes():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])
+    ids = jax.device_put(jnp.array([3, 8, 3, 8]), NamedSharding(mesh, PartitionSpec("data")))
+    worker = lambda ids: zen.RowSparseGradient.from_lookups(ids, jnp.ones((2, D)), V)  # noqa: E731
+    split = jax.jit(jax.shard_map(worker, mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data")))
+    gradient = split(ids)
+    assert gradient.ids.tolist() == [3, 8, 3, 8] and gradient.mark.shape == (2,)
+    with jax.set_mesh(mesh):
+        whole = jax.device_put(jnp.array([3, 8], jnp.int32), NamedSharding(mesh, PartitionSpec(None)))
+        assert zen.RowSparseGradient(whole, jnp.ones((2, D)), V).mark.shape == (1,)
 
 
 @pytest.mark.parametrize("ids", [[3, 8, V], [3]])
@@ -183,6 +196,6 @@ def test_state_keeps_its_structure():
 def test_synchronize_refuses_changed_ids():
     chain = optax.chain(optax.scale(0.5), zen.synchronize("data"))
     with pytest.raises(ValueError, match=r"ids of float32.*zen_jax\.embedding\.lazy"):
-        jax.vmap(lambda ids: chain.update(merged(ids, jnp.ones((1, D))), chain.init(TABLE))[0], axis_name="data")(
+        jax.vmap(lambda ids: chain.update(merged(ids, jnp.ones((1, D))), chain.init(()))[0], axis_name="data")(
             jnp.zeros((N, 1), jnp.int32)
         )

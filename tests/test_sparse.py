@@ -335,6 +335,7 @@ def test_indices_that_a_schedule_has_scaled_lose_nothing_unseen(factor, scheme):
     scaled = jax.tree.map(lambda x: jnp.array(factor, x.dtype) * x, gradient)
     worker = lambda _: zen.all_reduce(scaled, harness.AXIS, scheme=scheme)  # noqa: E731
     assert np.isnan(harness.spmd(worker, "vmap", N)(jnp.zeros(N))).any()
+    np.testing.assert_array_equal(jax.device_get(gradient).to_dense(), gradient.to_dense())
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,13 @@ def test_a_plan_that_fuses_otherwise_keeps_the_structure_of_the_state():
         np.testing.assert_allclose(total.bytes_dense, 2 * (N - 1) / N * 2 * 48)
 
 
+def test_a_state_of_another_tree_is_refused():
+    transform = zen.synchronize(harness.AXIS, dense_below=0)
+    state = transform.init({"a": jnp.ones(3)})
+    with pytest.raises(ValueError, match="state is of a, but gradients have"):
+        harness.spmd(lambda g: transform.update(g, state), "vmap", N)({"b": np.ones((N, 3), np.float32)})
+
+
 def test_none_leaves_and_empty_trees():
     transform = zen.synchronize(harness.AXIS, dense_below=0)
     gradients = {"a": GRADIENTS["embed"]["table"], "b": None, "c": (None, {})}

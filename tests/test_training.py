@@ -99,11 +99,12 @@ def test_keyword_arguments_are_not_split():
 
 
 def test_keyword_arguments_that_are_no_arrays_stay_what_they_are():
-    def loss_of_mode(params, tokens, targets, *, train, mode):
+    def loss_of_mode(params, tokens, targets, *, train, mode, dtype):
+        assert dtype is jnp.float32
         return loss(params, tokens, targets, 2.0 if train and mode == "double" else 1.0)
 
     step = zen.value_and_grad(loss_of_mode, mesh=mesh_of())
-    actual = jax.jit(lambda *args: step(*args, train=True, mode="double"))(PARAMS, TOKENS, TARGETS)
+    actual = jax.jit(lambda *args: step(*args, train=True, mode="double", dtype=jnp.float32))(PARAMS, TOKENS, TARGETS)
     assert_close(actual, jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS, scale=2.0))
 
 

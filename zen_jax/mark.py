@@ -13,5 +13,10 @@ MARK = np.int32(0x2545F491)  # odd, so that in 32 bits no factor but 1 leaves it
 
 
 def new_mark(indices: Array) -> Array:
-    """int32 [], or [n] beside stacked indices [n, K]."""
-    return jnp.full_like(indices, MARK, shape=indices.shape[:-1], dtype=jnp.int32)
+    """int32 [1] beside indices [K], [n, 1] beside stacked ones [n, K]: whatever cuts or shards them does so with it."""
+    return jnp.full_like(indices, MARK, shape=(*indices.shape[:-1], 1), dtype=jnp.int32)
+
+
+def is_whole(mark: Array) -> Array:
+    """bool []: whether nothing has computed with a leaf."""
+    return jnp.all(mark == MARK)

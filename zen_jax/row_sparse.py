@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from zen_jax._typing import Array
 from zen_jax.kernels import unique_ids
 from zen_jax.kernels.aggregate import accumulator_dtype
-from zen_jax.mark import MARK, new_mark
+from zen_jax.mark import is_whole, new_mark
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["ids", "rows", "mark"], meta_fields=["num_rows"])
@@ -91,10 +91,11 @@ class RowSparseGradient:
 
     def put(self, table: Array, rows: Array) -> Array:
         """The table with `rows` [K, ...D] in place of those at `ids`; in place where the table is donated."""
+        table = jnp.asarray(table)
         return self._at(table).set(rows.astype(table.dtype), **_UNIQUE)
 
     def __radd__(self, table: Array) -> Array:
-        gradient = intact(self)
+        table, gradient = jnp.asarray(table), intact(self)
         return gradient._at(table).add(gradient.rows.astype(table.dtype), **_UNIQUE)
 
     def _at(self, table: Array) -> Any:
@@ -105,7 +106,7 @@ class RowSparseGradient:
             )
         # Unused entries get distinct ids past the end, so that every index is unique.
         entry = jnp.arange(self.ids.size, dtype=jnp.int32)
-        return jnp.asarray(table).at[jnp.where(self.ids < self.num_rows, self.ids, self.num_rows + entry)]
+        return table.at[jnp.where(self.ids < self.num_rows, self.ids, self.num_rows + entry)]
 
 
 _UNIQUE: dict[str, Any] = {
@@ -139,7 +140,7 @@ def intact(gradient: RowSparseGradient) -> RowSparseGradient:
     check_intact(gradient)
     ids = gradient.ids
     ascending = jnp.all((ids[1:] > ids[:-1]) | (ids[1:] >= gradient.num_rows)) & jnp.all(ids >= 0)
-    whole = ascending & (gradient.mark == MARK)
+    whole = ascending & is_whole(gradient.mark)
     return replace(
         gradient,
         ids=jnp.where(whole, ids, jnp.arange(ids.size, dtype=jnp.int32)),

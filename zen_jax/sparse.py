@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from zen_jax import kernels
 from zen_jax._typing import Array
-from zen_jax.mark import MARK, new_mark
+from zen_jax.mark import is_whole, new_mark
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["indices", "values", "count", "mark"], meta_fields=["shape"])
@@ -104,10 +104,10 @@ def intact(gradient: SparseGradient) -> SparseGradient:
             f"SparseGradient has indices of {gradient.indices.dtype}, but they must be int32: a transformation before "
             "this one has computed with them. Put the sparsifier right before zen_jax.synchronize."
         )
-    whole = gradient.mark == MARK
+    whole, indices, values = is_whole(gradient.mark), jnp.asarray(gradient.indices), jnp.asarray(gradient.values)
     return replace(
         gradient,
-        indices=gradient.indices.at[:1].set(jnp.where(whole, gradient.indices[:1], 0)),
-        values=gradient.values.at[:1].set(jnp.where(whole, gradient.values[:1], jnp.nan)),
+        indices=indices.at[:1].set(jnp.where(whole, indices[:1], 0)),
+        values=values.at[:1].set(jnp.where(whole, values[:1], jnp.nan)),
         count=jnp.where(whole, gradient.count, 1),
     )

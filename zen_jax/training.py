@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -121,7 +122,7 @@ def value_and_grad(
 
     def wrapped(*args: PyTree, **kwargs: PyTree) -> tuple:
         leaves, treedef = jax.tree.flatten(kwargs)
-        arrays = {i: leaf for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype")}
+        arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray | np.generic)}
 
         def worker(args: tuple, arrays: dict[int, Array]) -> tuple:
             same = treedef.unflatten([arrays.get(i, leaf) for i, leaf in enumerate(leaves)])

@@ -19,19 +19,16 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         "--cluster",
         type=Path,
         metavar="CLUSTER.json",
-        help="links and kernels as zen-jax bench --save-cluster measured them, in place of the five options below",
+        help="links and kernels from zen-jax bench --save-cluster, in place of the five options below",
     )
     parser.add_argument(
         "--hosts", type=at_least(1), metavar="N", help="machines (default: as many as hold the profile's workers)"
     )
-    parser.add_argument(
-        "--devices-per-host", type=at_least(1), default=1, metavar="N", help="workers on each (default: %(default)s)"
-    )
+    parser.add_argument("--devices-per-host", type=at_least(1), metavar="N", help="workers on each (default: 1)")
     parser.add_argument(
         "--gbps",
         type=positive,
-        default=zen.Cluster.inter_gbps,
-        help="bandwidth of a machine's link, each way, in Gbit/s (default: %(default)s)",
+        help=f"bandwidth of a machine's link, each way, in Gbit/s (default: {zen.Cluster.inter_gbps})",
     )
     parser.add_argument(
         "--intra-gbps", type=positive, metavar="GBPS", help="that of a device inside its machine (default: --gbps)"
@@ -39,19 +36,26 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--latency-us",
         type=not_negative,
-        default=zen.Cluster.latency_us,
         metavar="US",
-        help="time of one step of a collective, in microseconds (default: %(default)s)",
+        help=f"time of one step of a collective, in microseconds (default: {zen.Cluster.latency_us})",
     )
 
 
 def cluster(options: argparse.Namespace, n: int) -> zen.Cluster:
     """The cluster that the options describe, for n profiled workers."""
+    typed = {
+        "hosts": options.hosts,
+        "devices_per_host": options.devices_per_host,
+        "inter_gbps": options.gbps,
+        "intra_gbps": options.intra_gbps,
+        "latency_us": options.latency_us,
+    }
+    typed = {name: value for name, value in typed.items() if value is not None}
     if options.cluster is not None:
+        if typed:
+            raise ValueError(f"--cluster says all of the cluster, but there is {', '.join(typed)} too. Leave one out.")
         return zen.Cluster.load(options.cluster)
-    devices = options.devices_per_host
-    hosts = options.hosts or max(1, n // devices)
-    return zen.Cluster(hosts, devices, options.gbps, options.intra_gbps, options.latency_us)
+    return zen.Cluster(**{"hosts": max(1, n // typed.get("devices_per_host", 1))} | typed)
 
 
 def add_schemes(parser: argparse.ArgumentParser, default: tuple[str, ...], meaning: str) -> None:

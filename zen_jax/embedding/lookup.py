@@ -44,6 +44,8 @@ class TakenRows:
         return self.rows.dtype
 
     def __getitem__(self, ids: Array) -> Array:
+        if isinstance(ids, slice | tuple):
+            raise ValueError(f"table[{ids}]: only rows at ids can be read. What reads more needs the dense gradient.")
         return lookup(self, ids)
 
     def gradient(self, rows: Array) -> RowSparseGradient:

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from zen_jax._typing import Array
-from zen_jax.errors import check_dtype, check_rank
+from zen_jax.errors import check_dtype, check_rank, check_units
 from zen_jax.kernels._lowering import custom_call_or
 
 
@@ -21,7 +21,7 @@ def unique_ids(ids: Array, unused: int) -> tuple[Array, Array, Array]:
       count: int32 [], how many distinct ids lie below `unused`.
 
     Raises:
-      ValueError: for ids that are no int32 [K].
+      ValueError: for ids that are no int32 [K], or `unused` from 2**31 on.
 
     >>> import jax.numpy as jnp
     >>> unique, slots, count = unique_ids(jnp.array([7, 3, 7]), unused=10)
@@ -30,6 +30,7 @@ def unique_ids(ids: Array, unused: int) -> tuple[Array, Array, Array]:
     """
     check_rank("ids", ids.shape, (1,))
     check_dtype("ids", ids.dtype, jnp.int32)
+    check_units(unused)
     return custom_call_or(
         lambda ids: reference(ids, unused),
         "zen_unique_ids",

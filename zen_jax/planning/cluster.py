@@ -32,6 +32,10 @@ class Rate:
     dense: float
     nonzero: float
 
+    def __post_init__(self) -> None:
+        errors.check_not_negative("dense", self.dense)
+        errors.check_not_negative("nonzero", self.nonzero)
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -133,10 +137,10 @@ class Cluster:
         """Devices that share a worker's tensor: those of a machine, where machines are the workers."""
         return 1 if n == self.workers else self.devices_per_host
 
-    def fastest_gbps(self) -> float:
-        """The rate at which a worker can receive at best, for lower bounds."""
+    def fastest_gbps(self, n: int) -> float:
+        """The rate at which one of n workers can receive at best, for lower bounds."""
         if self.collectives:
-            return max(link.gbps for link in self.collectives.values())
+            return max(link.gbps for link in self.collectives.values()) * self._devices_of_worker(n)
         return self.inter_gbps if self.hosts > 1 else self.intra_gbps or self.inter_gbps
 
 

@@ -1,4 +1,4 @@
-"""Profiles and plans as JSON files that say what they are."""
+"""Profiles, plans and clusters as JSON files that say what they are."""
 
 import json
 from collections.abc import Callable

@@ -118,5 +118,5 @@ def estimate(profile: SparsityProfile, cluster: Cluster) -> Estimate:
                 fastest[candidate.scheme] = taken
         leaves[name] = {scheme: fastest[scheme] for scheme in registry.names() if scheme in fastest}
         least = lower_bound(leaf, n)
-        bounds[name] = Bound(least, inside + least * 8 / (cluster.fastest_gbps() * 1e9))
+        bounds[name] = Bound(least, inside + least * 8 / (cluster.fastest_gbps(n) * 1e9))
     return Estimate(n, leaves, bounds)

@@ -43,10 +43,13 @@ class LeafPlan:
     bucket: int | None = None  # leaves of one bucket travel as one; None for a leaf by itself
 
     def __post_init__(self) -> None:
-        dtype = jnp.dtype(self.dtype)
-        errors.check_float("dtype", dtype)
         capacity = (self.capacity,) if errors.is_integer(self.capacity) else self.capacity
-        plain = {"shape": tuple(self.shape), "dtype": str(dtype), "capacity": capacity and tuple(capacity)}
+        try:
+            dtype = jnp.dtype(self.dtype)
+            plain = {"shape": tuple(self.shape), "dtype": str(dtype), "capacity": capacity and tuple(capacity)}
+        except TypeError as error:
+            raise ValueError(f"{self} has a shape, dtype or capacity that is none: {error}.") from error
+        errors.check_float("dtype", dtype)
         for name, value in plain.items():
             object.__setattr__(self, name, value)
         errors.check_choice("scheme", self.scheme, registry.names())

@@ -212,7 +212,8 @@ def _unit_profile(elements: int, width: int, counts: Counts) -> UnitProfile:
     scale = units / counts.units
     touched = np.diagonal(counts.together).astype(np.float64) * scale
     n = touched.size
-    unions = _mean_unions(np.asarray(counts.sharers, np.float64) * scale)
+    # Beside a model axis counts are the largest of any shard, which together may be more than there is.
+    unions = np.minimum(_mean_unions(np.asarray(counts.sharers, np.float64) * scale), units)
     first, second = np.triu_indices(n, 1)
     smaller = np.minimum(touched[first], touched[second])
     overlaps = counts.together[first, second][smaller > 0] * scale / smaller[smaller > 0]

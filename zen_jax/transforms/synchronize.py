@@ -105,13 +105,7 @@ def synchronize(
         if state is None:
             return {name for name, leaf in named if leaf.nbytes < dense_below}
         # As `init` saw it: gradients may be narrower than their parameters, and the state keeps its structure.
-        fused = {name for name, _ in named if name not in state.info}
-        if fused and FUSED not in state.info:
-            raise ValueError(
-                f"state is of {', '.join(state.info)}, but gradients have {', '.join(sorted(fused))}. Call init with "
-                "the parameters that they are of."
-            )
-        return fused
+        return {name for name, _ in named if name not in state.info}
 
     def info_names(named: list[tuple[str, Leaf]], fused: set[str]) -> list[str]:
         return [FUSED if name in fused else name for name, _ in named]
@@ -184,8 +178,13 @@ def _by_name(info: dict[str, Info], names: Iterable[str], together: list[tuple[s
     found: dict[str, list[Info]] = {name: [] for name in names}
     for name, of_name in info.items():
         # Of leaves that had names of their own, the first stands for their buckets.
-        instead = together[0][0] if name == FUSED else FUSED
-        found[name if name in found else instead].append(of_name)
+        known = name if name in found else together[0][0] if name == FUSED else FUSED
+        if known not in found:
+            raise ValueError(
+                f"state is of {', '.join(found)}, but gradients have {known}. Call init with the parameters that they "
+                "are of."
+            )
+        found[known].append(of_name)
     return {name: total(infos) if infos else make_info() for name, infos in found.items()}
 
 
