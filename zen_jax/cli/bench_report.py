@@ -55,16 +55,19 @@ def _document(
 
 
 def _text(document: Mapping[str, Any]) -> str:
-    rows = [("scheme", "ms", "min", "max", "MB", "estimated ms", "speed-up")]
+    rows = [("scheme", "ms", "min", "max", "MB", "imbalance", "estimated ms", "speed-up")]
     for row in document["schemes"]:
         times = [f"{row['seconds'][which] * 1e3:.2f}" for which in ("median", "min", "max")]
-        numbers = (f"{row['bytes'] / 1e6:.3f}", f"{row['estimate'] * 1e3:.2f}", f"{row['speed_up']:.2f}")
-        rows.append((row["scheme"], *times, *numbers))
+        ratios = [row["info"][f"imbalance_{way}"] for way in ("push", "pull")]
+        imbalance = ", ".join(f"{ratio:.2f}" for ratio in ratios if ratio)
+        numbers = (f"{row['estimate'] * 1e3:.2f}", f"{row['speed_up']:.2f}")
+        rows.append((row["scheme"], *times, f"{row['bytes'] / 1e6:.3f}", imbalance, *numbers))
     bound = document["lower bound"]
-    rows.append(("lower bound", "", "", "", f"{bound['bytes'] / 1e6:.3f}", f"{bound['seconds'] * 1e3:.2f}", ""))
+    rows.append(("lower bound", "", "", "", f"{bound['bytes'] / 1e6:.3f}", "", f"{bound['seconds'] * 1e3:.2f}", ""))
     several = document["processes"] > 1
     where = f"{document['processes']} processes" if several else "one process: memory, no network"
-    lines = [f"{document['n']} {document['platform']} workers, {where}; median ms, MB pushed and pulled by each"]
+    what = "median ms, MB pushed and pulled by each, imbalance of push and pull"
+    lines = [f"{document['n']} {document['platform']} workers, {where}; {what}"]
     lines += [table(rows), f"a plan would choose: {_chosen(document['choice'])}"]
     return "\n".join(lines)
 
