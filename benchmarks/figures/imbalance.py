@@ -1,7 +1,8 @@
 """Imbalance of push and pull (Definition 8) against the number of workers, by unit and hash.
 
-"auto" is the unit that zen_jax takes without a plan: blocks of a row. Workloads stop where a step would need more
-examples than there are.
+"auto" is the unit that zen_jax takes without a plan: blocks of a row. "room" is the fullest message of push with its
+indices over the mean of the values alone: narrower units balance better, and have more indices. Workloads stop where
+a step would need more examples than there are.
 """
 
 import argparse
@@ -27,11 +28,15 @@ def rows(options: argparse.Namespace) -> list[Row]:
                 "rows, MurmurHash": exact.hashed_servers(workload.rows, 1, n, "murmur"),
                 "rows, tile rotation": exact.hashed_servers(workload.rows, 1, n),
                 "auto, tile rotation": exact.hashed_servers(workload.rows, blocks, n),
+                "auto / 2, tile rotation": exact.hashed_servers(workload.rows, 2 * blocks, n),
+                "auto / 4, tile rotation": exact.hashed_servers(workload.rows, 4 * blocks, n),
                 "elements, tile rotation": exact.hashed_servers(workload.rows, workload.columns, n),
             }
             for way, servers in ways.items():
                 push, pull = exact.imbalance(*exact.message_counts(touched, servers, n))
-                found.append({"workload": name, "units": way, "n": n, "push": push, "pull": pull})
+                value = workload.columns // servers.shape[1] * exact.ITEMSIZE
+                room = push * (value + exact.INDEX) / value
+                found.append({"workload": name, "units": way, "n": n, "push": push, "pull": pull, "room": room})
     return found
 
 
