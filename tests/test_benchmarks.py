@@ -26,6 +26,7 @@ from benchmarks.figures import (
     imbalance,
     schemes,
     skewness,
+    strawmen,
 )
 from benchmarks.group import UNLIMITED
 from benchmarks.peers import nonzeros
@@ -227,7 +228,7 @@ def test_examples_in_docstrings(module):
     assert doctest.testmod(module).failed == 0
 
 
-@pytest.mark.parametrize("figure", [characteristics, skewness, schemes, breakdown, imbalance, formats])
+@pytest.mark.parametrize("figure", [characteristics, skewness, schemes, breakdown, imbalance, formats, strawmen])
 def test_figures_have_rows_of_plain_numbers(figure, monkeypatch):
     for module in (characteristics, skewness, schemes, breakdown, imbalance):
         if hasattr(module, "WORKERS") and isinstance(module.WORKERS, tuple):
@@ -235,6 +236,24 @@ def test_figures_have_rows_of_plain_numbers(figure, monkeypatch):
     options = SimpleNamespace(workloads=["synthetic:0.01"], data=None, steps=1)
     rows = figure.rows(options)
     assert rows and all(isinstance(value, str | int | float) for row in rows for value in row.values())
+
+
+@pytest.mark.parametrize("load", [0.1, 0.4, 1.0])
+def test_one_hash_loses_what_throwing_balls_into_bins_does(load):
+    """The paper's 17.5 % and 4.8 % are loads of 0.4 and a quarter of it."""
+    indices = np.arange(3, 300_003, dtype=np.uint32)
+    assert strawmen.lost_by_one_hash(indices, round(indices.size / load)) == pytest.approx(
+        1 - (1 - np.exp(-load)) / load, rel=0.02
+    )
+
+
+def test_thresholds_balance_the_step_that_they_are_of():
+    touched = np.zeros((4, 1000), bool)
+    touched[:, :40] = touched[:, 900:] = True
+    counts = exact.message_counts(touched, strawmen.thresholds(touched), 4)
+    assert exact.imbalance(*counts) == (1.0, 1.0)
+    moved = np.roll(touched, 300, axis=1)
+    assert exact.imbalance(*exact.message_counts(moved, strawmen.thresholds(touched), 4))[0] > 2
 
 
 def test_measured_breakdown_goes_step_by_step(tmp_path):

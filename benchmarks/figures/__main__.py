@@ -18,6 +18,7 @@ from benchmarks.figures import (
     schemes,
     skewness,
     speedups,
+    strawmen,
 )
 from benchmarks.figures.drawing import markdown, save
 
@@ -30,6 +31,7 @@ FIGURES = {
     "breakdown": breakdown,  # Fig. 17b
     "breakdown_measured": breakdown_measured,
     "imbalance": imbalance,
+    "strawmen": strawmen,  # section 3, Algorithm 3
 }
 FROM_NETWORK = ("speedups", "breakdown_measured")
 

@@ -71,7 +71,7 @@ def _prepare(example: Example, options: argparse.Namespace, *, alone: bool) -> t
     config = example.config(**chosen | {"workers": workers.count})
     task = example.task(config)
     same = {name: value for name, value in dataclasses.asdict(config).items() if name not in _OWN}
-    zen.check_agreement(**same, training_data=task.digest(), params=task.params, synchronize=task.synchronize)
+    zen.check_agreement(**same, training_data=task.digest, params=task.params, synchronize=task.synchronize)
     return config, workers, task
 
 
@@ -79,7 +79,7 @@ def _open(config: Config, workers: Workers, task: Task, scheme: str) -> Checkpoi
     """The checkpoints of a scheme's run, which may hold nothing or what this run can go on from."""
     folder = config.out / scheme
     folder.mkdir(exist_ok=True)
-    checkpoints = Checkpoints(folder / "checkpoints", config, workers, task.digest())
+    checkpoints = Checkpoints(folder / "checkpoints", config, workers, task.digest)
     if checkpoints.last() is not None:
         if not config.resume:
             raise BadInput(f"{folder} holds checkpoints: go on from them with --resume, or give another --out")

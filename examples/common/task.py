@@ -1,6 +1,7 @@
 """What an example brings along: its data, its model and its optimizer."""
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -57,6 +58,7 @@ class Task:
     synchronize: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Further options of `zen.synchronize`."""
 
+    @functools.cached_property
     def digest(self) -> str:
         """Of the data, the same wherever they lie."""
         digest = hashlib.sha256()

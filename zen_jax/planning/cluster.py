@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
 from zen_jax import errors
-from zen_jax.planning import documents
+from zen_jax.planning.documents import Kept
 
 COLLECTIVES = ("all_to_all", "all_gather", "psum", "permute")
 _POINT_TO_POINT = ("all_to_all", "permute")
@@ -38,7 +37,7 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Cluster(Kept):
     """Workers on hosts, for the cost model. Type what you know, or measure it with `zen_jax.calibrate`.
 
     Args:
@@ -58,6 +57,8 @@ class Cluster:
     (4, 0.0012)
     """
 
+    kind = "cluster"
+
     hosts: int
     devices_per_host: int = 1
     inter_gbps: float = 25.0
@@ -76,18 +77,12 @@ class Cluster:
         for name in self.collectives:
             errors.check_choice("collectives", name, COLLECTIVES)
 
-    def to_json(self) -> dict[str, Any]:
-        """The cluster as the document that `save` writes."""
-        return documents.document("cluster", asdict(self))
-
-    def save(self, path: str | Path) -> None:
-        """Writes the cluster as JSON: what `zen_jax.calibrate` measured need not be measured again."""
-        documents.save(path, self.to_json())
-
-    @staticmethod
-    def load(path: str | Path) -> "Cluster":
-        """Reads what `save` wrote; a ValueError for any other file."""
-        return documents.load(path, "cluster", _from_json)
+    @classmethod
+    def _from_json(cls, document: Mapping[str, Any]) -> Self:
+        links = {name: Link(**link) for name, link in document["collectives"].items()}
+        rates = {name: Rate(**rate) for name, rate in document["kernels"].items()}
+        known = {field.name: document[field.name] for field in fields(cls)}
+        return cls(**known | {"collectives": links, "kernels": rates})
 
     @property
     def workers(self) -> int:
@@ -142,13 +137,6 @@ class Cluster:
         if self.collectives:
             return max(link.gbps for link in self.collectives.values()) * self._devices_of_worker(n)
         return self.inter_gbps if self.hosts > 1 else self.intra_gbps or self.inter_gbps
-
-
-def _from_json(document: Mapping[str, Any]) -> Cluster:
-    links = {name: Link(**link) for name, link in document["collectives"].items()}
-    rates = {name: Rate(**rate) for name, rate in document["kernels"].items()}
-    known = {field.name: document[field.name] for field in fields(Cluster)}
-    return Cluster(**known | {"collectives": links, "kernels": rates})
 
 
 def _transfer(nbytes: float, gbps: float) -> float:

@@ -1,17 +1,16 @@
 """A plan: for every leaf of a gradient tree its scheme, unit, formats, capacities and bucket."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import jax.numpy as jnp
 
 from zen_jax import errors
 from zen_jax._typing import Array
-from zen_jax.planning import documents
 from zen_jax.planning.buckets import BUCKET_BYTES, buckets
 from zen_jax.planning.cluster import Cluster
+from zen_jax.planning.documents import Kept
 from zen_jax.planning.estimate import Estimate, Estimated, estimate
 from zen_jax.planning.profile import LeafProfile, SparsityProfile
 from zen_jax.planning.table import table
@@ -71,8 +70,10 @@ class LeafPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Kept):
     """Plans of a tree's leaves by name, for n workers and a hash seed. `str(plan)` is a table."""
+
+    kind = "plan"
 
     n: int
     leaves: Mapping[str, LeafPlan]
@@ -109,18 +110,11 @@ class Plan:
                     f"{leaf.dtype}{list(leaf.shape)}. Make a plan for these shapes."
                 )
 
-    def to_json(self) -> dict[str, Any]:
-        """The plan as the document that `save` writes."""
-        return documents.document("plan", asdict(self))
-
-    def save(self, path: str | Path) -> None:
-        """Writes the plan as JSON."""
-        documents.save(path, self.to_json())
-
-    @staticmethod
-    def load(path: str | Path) -> "Plan":
-        """Reads what `save` wrote; a ValueError for any other file, version, or a plan that cannot be."""
-        return documents.load(path, "plan", _from_json)
+    @classmethod
+    def _from_json(cls, document: Mapping[str, Any]) -> Self:
+        return cls(
+            document["n"], {name: LeafPlan(**leaf) for name, leaf in document["leaves"].items()}, document["seed"]
+        )
 
     def __str__(self) -> str:
         rows = [("leaf", "shape", "dtype", "scheme", "unit", "formats", "capacity", "bucket")]
@@ -206,8 +200,3 @@ def _in_a_bucket(dense: Estimated, cluster: Cluster, estimated: Estimate) -> flo
 
 def _leaf_plan(leaf: LeafProfile, estimated: Estimated) -> LeafPlan:
     return LeafPlan(leaf.shape, leaf.dtype, **estimated.candidate.options)
-
-
-def _from_json(document: Mapping[str, Any]) -> Plan:
-    leaves = {name: LeafPlan(**leaf) for name, leaf in document["leaves"].items()}
-    return Plan(document["n"], leaves, document["seed"])

@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -14,8 +13,8 @@ from zen_jax import errors
 from zen_jax._typing import Array, PyTree, Unit
 from zen_jax.errors import check_float, check_seed, check_workers
 from zen_jax.formats.tensor_block import BLOCK
-from zen_jax.planning import documents
 from zen_jax.planning.buckets import DENSE_BELOW
+from zen_jax.planning.documents import Kept
 from zen_jax.planning.statistics import Counts, count_stacked, partitions
 from zen_jax.planning.table import table
 from zen_jax.trees import named_leaves
@@ -85,8 +84,10 @@ class LeafProfile:
 
 
 @dataclass(frozen=True)
-class SparsityProfile:
+class SparsityProfile(Kept):
     """Profiles of a tree's leaves by name, of n workers over some steps. `str(profile)` is a table."""
+
+    kind = "profile"
 
     n: int
     leaves: Mapping[str, LeafProfile]
@@ -103,18 +104,13 @@ class SparsityProfile:
             if measured - {self.n}:
                 raise ValueError(f"{name} was profiled among {max(measured)} workers, but n={self.n}.")
 
-    def to_json(self) -> dict[str, Any]:
-        """The profile as the document that `save` writes."""
-        return documents.document("profile", asdict(self))
-
-    def save(self, path: str | Path) -> None:
-        """Writes the profile as JSON."""
-        documents.save(path, self.to_json())
-
-    @staticmethod
-    def load(path: str | Path) -> "SparsityProfile":
-        """Reads what `save` wrote; a ValueError for any other file."""
-        return documents.load(path, "profile", _from_json)
+    @classmethod
+    def _from_json(cls, document: Mapping[str, Any]) -> Self:
+        leaves = {}
+        for name, leaf in document["leaves"].items():
+            units = {int(width): _unit_from_json(unit) for width, unit in leaf["units"].items()}
+            leaves[name] = LeafProfile(tuple(leaf["shape"]), leaf["dtype"], units)
+        return cls(document["n"], leaves, document["seed"], document["steps"], document["dense_below"])
 
     def __str__(self) -> str:
         header = ("leaf", "shape", "unit", "density", f"densification({self.n})", f"skewness({self.n})", "overlap")
@@ -277,14 +273,6 @@ def _merge(steps: Sequence[UnitProfile]) -> UnitProfile:
 
 
 _FULLEST = ("push", "pull", "contiguous_push", "contiguous_pull")
-
-
-def _from_json(document: Mapping[str, Any]) -> SparsityProfile:
-    leaves = {}
-    for name, leaf in document["leaves"].items():
-        units = {int(width): _unit_from_json(unit) for width, unit in leaf["units"].items()}
-        leaves[name] = LeafProfile(tuple(leaf["shape"]), leaf["dtype"], units)
-    return SparsityProfile(document["n"], leaves, document["seed"], document["steps"], document["dense_below"])
 
 
 def _unit_from_json(unit: Mapping[str, Any]) -> UnitProfile:
