@@ -14,7 +14,7 @@ from zen_jax._typing import Array, AxisName
 from zen_jax.planning.buckets import DENSE_BELOW
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.profile import LeafProfile, SparsityProfile, candidate_widths, leaf_profile
-from zen_jax.planning.statistics import Counts, Touched, count, touched
+from zen_jax.planning.statistics import Counts, Touched, count, pack, touched, unpack
 from zen_jax.row_sparse import is_row_sparse
 from zen_jax.sparse import densified
 from zen_jax.trees import Leaf
@@ -82,14 +82,14 @@ class Profiler:
             }
             counts = count(list(found.values()), axis_name, seed=seed) if found else []
             # Shards of tensor parallelism differ, and all processes are to make the same plan.
-            counts = jax.tree.map(partial(_axis.largest_beside, axis_name=workers), counts)
-        record = partial(self._record, tuple(found))
-        jax.debug.callback(record, device, counts)
+            packed = _axis.largest_beside(pack(counts), workers)
+        shapes = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), counts)
+        jax.debug.callback(partial(self._record, tuple(found), shapes), device, packed)
 
-    def _record(self, found: tuple[tuple[str, int], ...], device: Array, counts: list[Counts]) -> None:
+    def _record(self, found: tuple[tuple[str, int], ...], shapes: list[Counts], device: Array, packed: Array) -> None:
         report: dict[str, dict[int, Counts]] = {}
-        for (name, width), counted in zip(found, counts, strict=True):
-            report.setdefault(name, {})[width] = jax.tree.map(np.asarray, counted)
+        for (name, width), counted in zip(found, unpack(np.asarray(packed), shapes), strict=True):
+            report.setdefault(name, {})[width] = counted
         self._reports.setdefault(int(device), []).append(report)
 
     def profile(self) -> SparsityProfile:

@@ -138,6 +138,21 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list
     return [_counts(*each, every_partition, fullest) for each in zip(bitmaps, summed, every, strict=True)]
 
 
+def pack(counts: list[Counts]) -> Array:
+    """All counts as one int32 array, for one reduction and one transfer: floats >= 0 keep their order as integers."""
+    arrays = [lax.bitcast_convert_type(each, jnp.int32).reshape(-1) for each in jax.tree.leaves(counts)]
+    return jnp.concatenate(arrays) if arrays else jnp.zeros(0, jnp.int32)
+
+
+def unpack(packed: np.ndarray, shapes: list[Counts]) -> list[Counts]:
+    """The counts, as NumPy arrays of `shapes`, that `pack` made one of."""
+    leaves, structure = jax.tree.flatten(shapes)
+    parts = np.split(packed, np.cumsum([leaf.size for leaf in leaves]))[:-1]
+    return structure.unflatten(
+        [part.view(leaf.dtype).reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+    )
+
+
 def _counts(
     bitmap: Touched,
     summed: dict[str, Any],
