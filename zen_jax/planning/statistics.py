@@ -125,32 +125,35 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list
 
     def of_me(bitmap: Touched, words: Array, received: Array) -> dict[str, Array]:
         return {
-            "union": lax.bitcast_convert_type(_partial_sums(received)[-1][0], jnp.int32),
+            "union": _partial_sums(received)[-1][0],
             "push": fullest(bitmap, bitmap.bits),
             "segments": _fullest_segments(words, bitmap.bits.size, every_partition),
             "total": _ones(words),
         }
 
     received = jnp.split(received, ends, axis=1)
-    summed = _in_one([of_my_units(bits) for bits in received], lambda x: lax.psum(x, axis_name))
+    of_units = [of_my_units(bits) for bits in received]
+    summed = unpack(lax.psum(pack(of_units), axis_name), of_units)
     mine = [of_me(*each) for each in zip(bitmaps, words, received, strict=True)]
-    every = _in_one(mine, lambda x: _axis.all_gather(x, axis_name))
+    every = unpack(_axis.all_gather(pack(mine), axis_name), mine)
     return [_counts(*each, every_partition, fullest) for each in zip(bitmaps, summed, every, strict=True)]
 
 
-def pack(counts: list[Counts]) -> Array:
-    """All counts as one int32 array, for one reduction and one transfer: floats >= 0 keep their order as integers."""
-    arrays = [lax.bitcast_convert_type(each, jnp.int32).reshape(-1) for each in jax.tree.leaves(counts)]
+def pack(tree: Any) -> Array:
+    """Arrays of 32 bits as one int32 [K], for one collective or transfer: floats >= 0 keep their order as integers."""
+    arrays = [lax.bitcast_convert_type(each, jnp.int32).reshape(-1) for each in jax.tree.leaves(tree)]
     return jnp.concatenate(arrays) if arrays else jnp.zeros(0, jnp.int32)
 
 
-def unpack(packed: np.ndarray, shapes: list[Counts]) -> list[Counts]:
-    """The counts, as NumPy arrays of `shapes`, that `pack` made one of."""
-    leaves, structure = jax.tree.flatten(shapes)
-    parts = np.split(packed, np.cumsum([leaf.size for leaf in leaves]))[:-1]
-    return structure.unflatten(
-        [part.view(leaf.dtype).reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
-    )
+def unpack(packed: Array | np.ndarray, like: Any) -> Any:
+    """The tree that `pack` made int32 [..., K] of, with the leading axes that were added since."""
+    leaves, structure = jax.tree.flatten(like)
+    ends = np.cumsum([leaf.size for leaf in leaves]).tolist()
+    parts = [
+        packed[..., end - leaf.size : end].view(leaf.dtype).reshape((*packed.shape[:-1], *leaf.shape))
+        for leaf, end in zip(leaves, ends, strict=True)
+    ]
+    return structure.unflatten(parts)
 
 
 def _counts(
@@ -162,7 +165,7 @@ def _counts(
 ) -> Counts:
     """Counts from sums over the units and from every worker's own [n, ...]."""
     units, n = bitmap.bits.size, every["push"].size
-    union = lax.bitcast_convert_type(every["union"], jnp.uint32).reshape(-1)
+    union = every["union"].reshape(-1)
     totals = jnp.maximum(every["total"], 1).astype(jnp.float32)
     skewness = every["segments"].astype(jnp.float32) * parts.astype(np.float32)[None, :] / totals[:, None]
     having = jnp.maximum(jnp.sum(every["total"] > 0), 1).astype(jnp.float32)
@@ -176,16 +179,6 @@ def _counts(
         contiguous_push=jnp.max(every["segments"][:, parts.tolist().index(n)]),
         contiguous_pull=_fullest_segments(union, units, np.asarray([n]))[0],
         skewness=jnp.sum(skewness, axis=0) / having,
-    )
-
-
-def _in_one(tree: Any, collective: Callable[[Array], Array]) -> Any:
-    """A collective from [K] to [..., K] over all int32 arrays of a tree at once."""
-    leaves, structure = jax.tree.flatten(tree)
-    ends = np.cumsum([leaf.size for leaf in leaves])[:-1].tolist()
-    parts = jnp.split(collective(jnp.concatenate([leaf.reshape(-1) for leaf in leaves])), ends, axis=-1)
-    return structure.unflatten(
-        [part.reshape(*part.shape[:-1], *leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
     )
 
 

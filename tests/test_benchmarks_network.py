@@ -1,0 +1,111 @@
+"""The network benchmark: emulated hosts, what crosses the wire, and the report."""
+
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import emulated_hosts, network_report
+from benchmarks.group import UNLIMITED
+
+
+@pytest.fixture
+def may_emulate_hosts(tmp_path_factory):
+    """One test at a time makes hosts, among all of pytest's workers; where the system refuses to, the skip says why."""
+    with (tmp_path_factory.getbasetemp().parent / "hosts.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            with emulated_hosts.emulated_hosts(1) as hosts:
+                emulated_hosts.set_rate(hosts, "1mbit")
+        except emulated_hosts.HostsError as refusal:
+            pytest.skip(str(refusal))
+        yield
+
+
+def test_report_relates_times_to_bytes():
+    def record(case, rate, seconds, received):
+        spread = {"median": seconds, "min": seconds, "max": seconds}
+        counted = {"received": received, "busiest": received, "info": {}, "n": 4, "first_call": 0.0}
+        return {"case": case, "rate": rate, "seconds": spread} | counted
+
+    records = [record("dense", UNLIMITED, 0.1, 8e6), record("zen", UNLIMITED, 0.05, 1e6)]
+    records += [record("dense", "64mbit", 1.0, 8e6), record("zen", "64mbit", 0.2, 1e6)]
+    dense, zen = network_report.rows(records, "a workload", bound=0.5e6)
+    assert (dense["speed_up"], dense["of_bytes"]) == (1.0, 1.0)
+    assert zen["speed_up"] == pytest.approx(5.0) and zen["of_bytes"] == pytest.approx(5 / 8)
+    assert zen["compute_share"] == pytest.approx(0.25)
+    assert zen["wire_over_bound"] == 2.0 and zen["bound_ms"] == pytest.approx(62.5)
+    assert "zen" in network_report.table([dense, zen])
+
+
+def test_report_says_how_much_slower_than_the_fastest_the_planned_scheme_is():
+    where = {"workload": "a workload", "n": 4, "rate": "64mbit"}
+    rows = [where | {"case": "dense", "median_ms": 9.0, "planned": False}]
+    rows += [where | {"case": "zen", "median_ms": 3.0, "planned": True}]
+    rows += [where | {"case": "agsparse", "median_ms": 2.0, "planned": False}]
+    rows += [where | {"case": "a peer", "median_ms": 1.0}]  # which no plan can choose
+    assert network_report.choices(rows).splitlines()[1].split() == "a workload 4 64mbit zen agsparse 1.50".split()
+
+
+def test_emulated_hosts_refuse_what_they_cannot_do(monkeypatch):
+    with pytest.raises(ValueError, match="count=0 must be from 1"):
+        emulated_hosts.emulated_hosts(0).__enter__()
+    monkeypatch.setattr(emulated_hosts.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(emulated_hosts.shutil, "which", lambda tool: tool)
+    with pytest.raises(emulated_hosts.HostsError, match="root"):
+        emulated_hosts.emulated_hosts(2).__enter__()
+    monkeypatch.setattr(emulated_hosts.shutil, "which", lambda tool: None if tool == "tc" else tool)
+    with pytest.raises(emulated_hosts.HostsError, match="need tc"):
+        emulated_hosts.emulated_hosts(2).__enter__()
+    with pytest.raises(ValueError, match="rate 'fast'"):
+        emulated_hosts.rate_in_bits("fast")
+
+
+SEND = """
+import socket, sys, time
+if sys.argv[1] == "serve":
+    server = socket.create_server(("", 7000))
+    print("ready", flush=True)
+    link, _ = server.accept()
+    start, count = time.monotonic(), 0
+    while piece := link.recv(1 << 16):
+        count += len(piece)
+    print(count, time.monotonic() - start, socket.gethostname())
+else:
+    socket.create_connection((sys.argv[2], 7000)).sendall(bytes(1_000_000))
+"""
+
+
+def test_emulated_hosts_talk_at_the_rate_and_vanish(may_emulate_hosts):
+    before = socket.gethostname()
+    with pytest.raises(KeyboardInterrupt), emulated_hosts.emulated_hosts(2) as hosts:
+        with pytest.raises(emulated_hosts.HostsError, match="another run"):
+            emulated_hosts.emulated_hosts(2).__enter__()
+        emulated_hosts.set_rate(hosts, "20mbit")
+        serve = hosts[0].command([sys.executable, "-c", SEND, "serve"])
+        with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout.readline() == "ready\n"
+            subprocess.run(hosts[1].command([sys.executable, "-c", SEND, "send", hosts[0].name]), check=True)
+            count, seconds, name = server.stdout.read().split()
+        assert int(count) == 1_000_000 and name == hosts[0].name
+        assert float(seconds) > 0.8 * (1_000_000 * 8 / 20e6)
+        raise KeyboardInterrupt
+    assert socket.gethostname() == before
+    assert emulated_hosts.PREFIX not in subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
+
+
+@pytest.mark.multiprocess
+def test_network_benchmark_counts_what_crosses_the_wire(tmp_path, may_emulate_hosts):
+    result = tmp_path / "network.json"
+    options = "--workloads synthetic:0.01 --hosts 2 --rate 2gbit --schemes dense --repeats 1 --peers".split()
+    command = [sys.executable, "-m", "benchmarks.network", *options, "--json", str(result)]
+    done = subprocess.run(command, env=os.environ | {"XLA_FLAGS": ""}, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(result.read_text())["rows"]
+    assert row["case"] == "dense" and row["n"] == 2 and row["planned"]
+    assert row["info_MB"] < row["wire_MB"] < 1.1 * row["info_MB"]
+    assert row["median_ms"] > 0.8 * row["wire_MB"] * 8 / 2
