@@ -27,7 +27,7 @@ from examples.common.loop import initial_state, make_step
 from examples.common.task import Task
 from examples.common.workers import Emulated
 from examples.lm.config import Config
-from examples.lm.task import language_modelling
+from examples.lm.task import language_modelling, load
 
 
 def seconds_by_step(task: Task, workers: Emulated, plans: dict[str, Any], steps: int) -> dict[str, list[float]]:
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     config = Config(data=options.data, workers=options.workers)
-    task = language_modelling(config)
+    task = language_modelling(config, load(config))
     plans = {"without": None, "with a profiler": zen.Profiler()}
     taken = seconds_by_step(task, Emulated(options.workers), plans, options.steps)
     without, profiled = taken.values()

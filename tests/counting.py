@@ -21,7 +21,18 @@ class Config(config.Config):
     steps: int = option(8, "steps", least=1)
 
 
-def counting(config: Config) -> Task:
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Batches are drawn: of the data their name alone matters."""
+
+    name: np.ndarray
+
+
+def load(config: Config) -> Data:
+    return Data(np.array(str(config.data)))
+
+
+def counting(config: Config, data: Data) -> Task:
     """Rows of a table that learn a number, sparsified, with a count that each worker carries along."""
 
     def batch(step, workers):
@@ -35,7 +46,6 @@ def counting(config: Config) -> Task:
         lines=(f"table    {config.rows} rows",),
         items="rows",
         items_per_step=6 * config.workers,
-        data=str(config.data),  # batches are drawn, and of the data the name alone matters
         params={"table": jnp.zeros((config.rows, 2))},
         batch=batch,
         loss=loss,
@@ -48,7 +58,7 @@ def counting(config: Config) -> Task:
     )
 
 
-EXAMPLE = app.Example("tests.counting", "Counts.", Config, counting)
+EXAMPLE = app.Example("tests.counting", "Counts.", Config, Data, load, counting)
 
 if __name__ == "__main__":
     sys.exit(app.main(EXAMPLE, sys.argv[1:]))

@@ -13,7 +13,7 @@ pytest.importorskip("tqdm")
 from examples.common import app, text
 from examples.lm.config import Config
 from examples.lm.main import EXAMPLE
-from examples.lm.task import language_modelling
+from examples.lm.task import language_modelling, load
 
 pytestmark = [pytest.mark.promoting, pytest.mark.usefixtures("coarse_ladder")]  # flax promotes dtypes
 
@@ -60,8 +60,8 @@ def test_rare_words_become_unknown(tmp_path):
 
 
 def test_windows_follow_each_other_and_start_again():
-    rows = text.streams(np.arange(20), 2, 3)
-    assert [text.window(rows, step, 3)[0].tolist() for step in range(4)] == [
+    rows = text.streams(np.arange(20), 2, 1, 3)
+    assert [text.window(rows, step, 3)[0, 0].tolist() for step in range(4)] == [
         [0, 1, 2, 3],
         [3, 4, 5, 6],
         [6, 7, 8, 9],
@@ -70,7 +70,8 @@ def test_windows_follow_each_other_and_start_again():
 
 
 def test_a_process_builds_the_rows_of_its_own_workers_alone(books):
-    task = language_modelling(Config(data=books, vocab=50, dim=4, hidden=4, workers=4, batch=2, unroll=5))
+    config = Config(data=books, vocab=50, dim=4, hidden=4, workers=4, batch=2, unroll=5)
+    task = language_modelling(config, load(config))
     whole = task.batch(3, range(4))
     assert whole.shape == (4, 2, 6)
     for workers in ([2], [1, 3]):

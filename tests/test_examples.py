@@ -40,6 +40,12 @@ def test_a_planned_run_says_its_plan_and_changes_no_bit(tmp_path, straight, caps
     assert "plan for 4 workers" in capsys.readouterr().out
 
 
+def test_rows_alone_are_refused_where_a_step_names_none(tmp_path, capsys):
+    assert run(tmp_path, "--sync", "row_sparse") == 2
+    error = capsys.readouterr().err
+    assert "--sync row_sparse: a step of tests.counting reads whole tables" in error and error.count("\n") == 1
+
+
 def test_a_resumed_run_is_bitwise_the_one_that_was_never_stopped(tmp_path, straight):
     assert run(tmp_path, "--steps", "7", "--checkpoint-every", "3") == 0  # its seventh step is lost
     assert run(tmp_path, "--steps", "8", "--checkpoint-every", "3", "--resume") == 0

@@ -4,13 +4,15 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import jax
 
 import zen_jax as zen
-from examples.common import launch, metrics, progress, report
+from examples.common import launch, metrics, prepared, progress, report
 from examples.common.checkpoint import Checkpoints
-from examples.common.config import Config, add_options, at_least
+from examples.common.config import ROW_SPARSE, Config, add_options, at_least
 from examples.common.errors import BadInput, refusing
 from examples.common.loop import Run, initial_state, train
 from examples.common.rank import rank_from
@@ -31,12 +33,15 @@ _OWN = ("data", "out")  # paths, which each host may have of its own; what lies 
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """An example: `task(config)` makes what it trains, with `config.workers` workers."""
+    """An example: `task(config, load(config))` is what it trains, with `config.workers` workers."""
 
     name: str  # of its module, "examples.lm.main"
     description: str
     config: type[Config]
-    task: Callable[[Config], Task]
+    dataset: type  # what `load` returns
+    load: Callable[[Config], Any]
+    task: Callable[[Config, Any], Task]
+    read_with: tuple[str, ...] = ()  # the options besides --data that decide what `load` returns
 
 
 def main(example: Example, arguments: list[str]) -> int:
@@ -44,6 +49,10 @@ def main(example: Example, arguments: list[str]) -> int:
     parser = _parser(example)
     options = parser.parse_args(arguments)
     try:
+        if options.prepare:
+            with refusing():
+                _prepare(example, options)
+            return 0
         if options.processes:
             if options.workers not in (None, options.processes):
                 raise BadInput(f"--workers {options.workers}: --processes {options.processes} has one worker each")
@@ -54,8 +63,8 @@ def main(example: Example, arguments: list[str]) -> int:
             options.out.mkdir(parents=True, exist_ok=True)
         with launch.joined(rank, options.timeout):
             with refusing():
-                config, workers, task = _prepare(example, options, alone=rank is None)
-                checkpoints = {scheme: _open(config, workers, task, scheme) for scheme in config.sync}
+                config, workers, task, digest = _set_up(example, options, alone=rank is None)
+                checkpoints = {scheme: _open(config, workers, digest, scheme) for scheme in config.sync}
             _compare(config, workers, task, checkpoints)
     except (BadInput, TimeoutError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
@@ -63,23 +72,49 @@ def main(example: Example, arguments: list[str]) -> int:
     return 0
 
 
-def _prepare(example: Example, options: argparse.Namespace, *, alone: bool) -> tuple[Config, Workers, Task]:
+def _prepare(example: Example, options: argparse.Namespace) -> None:
+    config = _config(example, options, example.config.workers)
+    dataset, _ = _dataset(example, config)
+    prepared.write(options.prepare, dataset, _read_with(example, config))
+    print(f"prepared: train with --data {options.prepare}")
+
+
+def _set_up(example: Example, options: argparse.Namespace, *, alone: bool) -> tuple[Config, Workers, Task, str]:
     """Everything that can be wrong with options and data is found here, before anything is traced."""
     workers = find_workers(options.workers, example.config.workers if alone else 1)
+    config = _config(example, options, workers.count)
+    dataset, digest = _dataset(example, config)
+    task = example.task(config, dataset)
+    if ROW_SPARSE in config.sync and task.lookups is None:
+        raise BadInput(f"--sync {ROW_SPARSE}: a step of {example.name} reads whole tables, not rows of them")
+    same = {name: value for name, value in dataclasses.asdict(config).items() if name not in _OWN}
+    zen.check_agreement(**same, training_data=digest, params=task.params, synchronize=task.synchronize)
+    return config, workers, task, digest
+
+
+def _config(example: Example, options: argparse.Namespace, workers: int) -> Config:
     names = {field.name for field in dataclasses.fields(example.config)}
     chosen = {name: value for name, value in vars(options).items() if name in names}
-    config = example.config(**chosen | {"workers": workers.count})
-    task = example.task(config)
-    same = {name: value for name, value in dataclasses.asdict(config).items() if name not in _OWN}
-    zen.check_agreement(**same, training_data=task.digest, params=task.params, synchronize=task.synchronize)
-    return config, workers, task
+    return example.config(**chosen | {"workers": workers})
 
 
-def _open(config: Config, workers: Workers, task: Task, scheme: str) -> Checkpoints:
+def _dataset(example: Example, config: Config) -> tuple[Any, str]:
+    """The data set and its digest."""
+    if prepared.is_prepared(config.data):
+        return prepared.opened(config.data, example.dataset, _read_with(example, config))
+    dataset = example.load(config)
+    return dataset, prepared.digest(dataset)
+
+
+def _read_with(example: Example, config: Config) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in example.read_with}
+
+
+def _open(config: Config, workers: Workers, digest: str, scheme: str) -> Checkpoints:
     """The checkpoints of a scheme's run, which may hold nothing or what this run can go on from."""
     folder = config.out / scheme
     folder.mkdir(exist_ok=True)
-    checkpoints = Checkpoints(folder / "checkpoints", config, workers, task.digest)
+    checkpoints = Checkpoints(folder / "checkpoints", config, workers, digest)
     if checkpoints.last() is not None:
         if not config.resume:
             raise BadInput(f"{folder} holds checkpoints: go on from them with --resume, or give another --out")
@@ -127,6 +162,12 @@ def _parser(example: Example) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_options(parser, example.config)
+    parser.add_argument(
+        "--prepare",
+        type=Path,
+        metavar="PATH",
+        help="write the data to this folder and end; with --data PATH a process then reads its own workers' part alone",
+    )
     several = parser.add_argument_group("several processes")
     several.add_argument("--processes", type=at_least(0), default=0, metavar="N", help="start N on this machine's CPUs")
     several.add_argument(

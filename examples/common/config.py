@@ -16,7 +16,12 @@ def option(default: Any, meaning: str, **checks: Any) -> Any:
 PLANNED = "planned"
 """In place of a scheme: the first steps are profiled, and a plan then chooses for each leaf."""
 
-SYNC = f"schemes to train with, comma-separated, of {', '.join(zen.schemes.names())}, or {PLANNED} (zen.autotune)"
+ROW_SPARSE = "row_sparse"
+"""In place of a scheme: gradients of tables are of the rows looked up, from the backward pass to the optimizer."""
+
+_CHOICES = (*zen.schemes.names(), PLANNED, ROW_SPARSE)
+
+SYNC = f"schemes to train with, comma-separated, of {', '.join(_CHOICES)} (guide: zen.autotune, zen.embedding)"
 """The meaning of --sync, for examples that have a default of their own."""
 
 
@@ -87,10 +92,10 @@ def _positive(word: str) -> float:
 
 
 def _schemes(word: str) -> tuple[str, ...]:
-    names, known = tuple(word.split(",")), (*zen.schemes.names(), PLANNED)
+    names = tuple(word.split(","))
     for name in names:
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
+        if name not in _CHOICES:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(_CHOICES)}")
     if len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"{word!r} names a scheme twice")
     return names

@@ -12,7 +12,7 @@ import optax
 from jax import lax
 
 import zen_jax as zen
-from examples.common.config import PLANNED, Config
+from examples.common.config import PLANNED, ROW_SPARSE, Config
 from examples.common.task import PyTree, Task
 from examples.common.workers import AXIS, EACH, SAME, Workers
 
@@ -85,8 +85,9 @@ def train(task: Task, config: Config, workers: Workers, run: Run, state: State) 
 
 
 def _synchronized(task: Task, scheme: str, plan: zen.Plan | zen.Profiler | None = None) -> optax.GradientTransformation:
-    scheme = "auto" if scheme == PLANNED else scheme
-    return optax.chain(zen.synchronize(AXIS, scheme=scheme, plan=plan, **task.synchronize), task.optimizer)
+    optimizer = zen.embedding.lazy(task.optimizer) if scheme == ROW_SPARSE else task.optimizer
+    scheme = "auto" if scheme in (PLANNED, ROW_SPARSE) else scheme
+    return optax.chain(zen.synchronize(AXIS, scheme=scheme, plan=plan, **task.synchronize), optimizer)
 
 
 def make_step(
@@ -102,10 +103,14 @@ def make_step(
 def _worker_step(task: Task, seed: int, scheme: str, plan: zen.Plan | zen.Profiler | None) -> Any:
     """What each worker does in a step: its own batch, one loss, one synchronised update."""
     optimizer = _synchronized(task, scheme, plan)
+    if scheme == ROW_SPARSE:
+        value_and_grad = zen.embedding.value_and_grad(task.loss, task.lookups, has_aux=True)
+    else:
+        value_and_grad = jax.value_and_grad(task.loss, has_aux=True)
 
     def step_fun(state: State, batch: PyTree, number: jax.Array) -> tuple[State, jax.Array, zen.Info]:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), number), lax.axis_index(AXIS))
-        (loss, carry), grads = jax.value_and_grad(task.loss, has_aux=True)(state.params, state.carry, batch, key)
+        (loss, carry), grads = value_and_grad(state.params, state.carry, batch, key)
         grads, sparsifier_state = task.sparsifier.update(grads, state.sparsifier, state.params)
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
         info = zen.total(list(optax.tree.get(optimizer_state, "info").values()))

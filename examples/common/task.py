@@ -1,13 +1,10 @@
 """What an example brings along: its data, its model and its optimizer."""
 
 import dataclasses
-import functools
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 
 from examples.common.errors import BadInput
@@ -28,9 +25,6 @@ class Task:
     items_per_step: int
     """How many of them all workers read together."""
 
-    data: PyTree
-    """The arrays and words that `batch` reads, and by which processes and checkpoints know the data again."""
-
     params: PyTree
     """The parameters to start from."""
 
@@ -49,6 +43,10 @@ class Task:
     validate: Callable[[PyTree], float | None]
     """validate(params) -> a figure on data held out, None where there is too little of it."""
 
+    lookups: Callable[[PyTree, PyTree, jax.Array], Mapping[str, PyTree]] | None = None
+    """lookups(carry, batch, key) -> the ids that `loss` looks up in each table, by the table's name in `params`; None
+    where a step reads whole tables."""
+
     carry: PyTree = ()
     """What one worker hands from step to step, at the start."""
 
@@ -57,14 +55,6 @@ class Task:
 
     synchronize: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Further options of `zen.synchronize`."""
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """Of the data, the same wherever they lie."""
-        digest = hashlib.sha256()
-        for leaf in jax.tree.leaves(self.data):
-            digest.update(np.asarray(leaf).tobytes())
-        return digest.hexdigest()[:16]
 
 
 class DataError(BadInput):

@@ -60,16 +60,17 @@ def load_corpus(data: Path | None, max_words: int) -> Corpus:
     return Corpus(source, words, encode(train, ids), encode(valid, ids))
 
 
-def streams(tokens: np.ndarray, count: int, unroll: int) -> np.ndarray:
-    """Cuts the text into `count` streams of equal length: int32 [count, length], length > unroll."""
+def streams(tokens: np.ndarray, workers: int, batch: int, unroll: int) -> np.ndarray:
+    """Cuts the text into streams of equal length, `batch` a worker: int32 [workers, batch, length], length > unroll."""
+    count = workers * batch
     length = len(tokens) // count
     if length <= unroll:
         needed = count * (unroll + 1)
         raise DataError(
             f"the training text has {len(tokens):,} words, but {count:,} streams (workers x batch) of {unroll} + 1 "
-            f"words need {needed:,}: give more text, or lower --workers, --batch or --unroll"
+            f"words need {needed:,}: give more text, or lower --workers, --batch or the words of a step"
         )
-    return tokens[: count * length].reshape(count, length)
+    return tokens[: count * length].reshape(workers, batch, length)
 
 
 def window(streams: np.ndarray, step: int, unroll: int) -> np.ndarray:

@@ -9,9 +9,10 @@ if __name__ == "__main__":
 
 from examples.common import app
 from examples.deepfm.config import Config
-from examples.deepfm.task import click_through
+from examples.deepfm.data import Dataset
+from examples.deepfm.task import click_through, load
 
-EXAMPLE = app.Example("examples.deepfm.main", __doc__, Config, click_through)
+EXAMPLE = app.Example("examples.deepfm.main", __doc__, Config, Dataset, load, click_through)
 
 if __name__ == "__main__":
     sys.exit(app.main(EXAMPLE, sys.argv[1:]))

@@ -7,14 +7,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from zen_jax.embedding.nnx import Embed
+
 
 class DeepFM(nnx.Module):
     """One table of `rows` rows, those of each field behind those of the field before, holds nearly all parameters."""
 
     def __init__(self, rows: int, fields: int, dim: int, hidden: int, *, rngs: nnx.Rngs):
         small = nnx.initializers.normal(0.01)
-        self.weights = nnx.Embed(rows, 1, embedding_init=small, rngs=rngs)
-        self.embedding = nnx.Embed(rows, dim, embedding_init=small, rngs=rngs)
+        self.weights = Embed(rows, 1, embedding_init=small, rngs=rngs)
+        self.embedding = Embed(rows, dim, embedding_init=small, rngs=rngs)
         self.first = nnx.Linear(fields * dim, hidden, rngs=rngs)
         self.second = nnx.Linear(hidden, hidden, rngs=rngs)
         self.out = nnx.Linear(hidden, 1, rngs=rngs)

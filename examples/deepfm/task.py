@@ -16,9 +16,13 @@ from examples.deepfm.model import DeepFM, log_loss
 _AT_ONCE = 4096  # validation examples scored together
 
 
-def click_through(config: Config) -> Task:
-    """Reads the examples and makes the model; a DataError says what is wrong with the data."""
-    dataset = data.load(config.data, config.seed)
+def load(config: Config) -> data.Dataset:
+    """The examples; a DataError says what is wrong with them."""
+    return data.load(config.data, config.seed)
+
+
+def click_through(config: Config, dataset: data.Dataset) -> Task:
+    """Makes the model; a DataError says why there are too few examples."""
     train, fields = dataset.train, dataset.train.rows.shape[1]
     chosen = shuffled(len(train.labels), config)
     model = DeepFM(dataset.rows, fields, config.dim, config.hidden, rngs=nnx.Rngs(config.seed))
@@ -32,6 +36,10 @@ def click_through(config: Config) -> Task:
         rows, labels = examples
         return log_loss(nnx.merge(graph, params)(rows), labels), carry
 
+    def lookups(carry: tuple, examples: tuple, key: jax.Array) -> dict[str, jax.Array]:
+        rows, _ = examples
+        return {"embedding/embedding": rows, "weights/embedding": rows}
+
     return Task(
         lines=(
             f"data     {dataset.source}: {len(train.labels):,} examples of {fields} fields",
@@ -40,10 +48,10 @@ def click_through(config: Config) -> Task:
         ),
         items="examples",
         items_per_step=config.workers * config.batch,
-        data=(train.rows, train.labels),
         params=params,
         batch=batch,
         loss=loss,
+        lookups=lookups,
         optimizer=optax.adagrad(config.learning_rate),
         metric="AUC",
         validate=_auc(graph, dataset.valid),

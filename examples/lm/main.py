@@ -8,10 +8,11 @@ if __name__ == "__main__":
     keep_freed_memory()
 
 from examples.common import app
+from examples.common.text import Corpus
 from examples.lm.config import Config
-from examples.lm.task import language_modelling
+from examples.lm.task import language_modelling, load
 
-EXAMPLE = app.Example("examples.lm.main", __doc__, Config, language_modelling)
+EXAMPLE = app.Example("examples.lm.main", __doc__, Config, Corpus, load, language_modelling, ("vocab",))
 
 if __name__ == "__main__":
     sys.exit(app.main(EXAMPLE, sys.argv[1:]))

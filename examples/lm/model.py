@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from zen_jax.embedding.nnx import Embed
+
 Carry = tuple[jax.Array, jax.Array]
 
 
@@ -11,10 +13,10 @@ class LanguageModel(nnx.Module):
     """Two tables of `vocab` rows hold nearly all parameters, and a step touches few rows of either."""
 
     def __init__(self, vocab: int, dim: int, hidden: int, *, rngs: nnx.Rngs):
-        self.input_embedding = nnx.Embed(vocab, dim, rngs=rngs)
+        self.input_embedding = Embed(vocab, dim, rngs=rngs)
         self.lstm = nnx.RNN(nnx.OptimizedLSTMCell(dim, hidden, rngs=rngs), return_carry=True, rngs=False)
         self.projection = nnx.Linear(hidden, dim, rngs=rngs)
-        self.output_embedding = nnx.Embed(vocab, dim, rngs=rngs)
+        self.output_embedding = Embed(vocab, dim, rngs=rngs)
 
     def __call__(self, tokens: jax.Array, carry: Carry) -> tuple[Carry, jax.Array]:
         """tokens [batch, time] -> the carry at the end and features [batch, time, dim]."""

@@ -9,18 +9,21 @@ import optax
 from flax import nnx
 
 from examples.common import text
-from examples.common.softmax import sampled_cross_entropy
-from examples.common.task import Task
+from examples.common.softmax import log_uniform_sample, sampled_cross_entropy
+from examples.common.task import PyTree, Task
 from examples.lm.config import Config
 from examples.lm.model import Carry, LanguageModel, initial_carry
 
 
-def language_modelling(config: Config) -> Task:
-    """Reads the text and makes the model; a DataError says what is wrong with the text."""
-    corpus = text.load_corpus(config.data, config.vocab)
+def load(config: Config) -> text.Corpus:
+    """The text; a DataError says what is wrong with it."""
+    return text.load_corpus(config.data, config.vocab)
+
+
+def language_modelling(config: Config, corpus: text.Corpus) -> Task:
+    """Makes the model; a DataError says why there is too little text."""
     vocab = len(corpus.words)
-    streams = text.streams(corpus.train, config.workers * config.batch, config.unroll)
-    streams = streams.reshape(config.workers, config.batch, -1)
+    streams = text.streams(corpus.train, config.workers, config.batch, config.unroll)
     graph, params = nnx.split(LanguageModel(vocab, config.dim, config.hidden, rngs=nnx.Rngs(config.seed)))
 
     def batch(step: int, workers: Sequence[int]) -> np.ndarray:
@@ -29,8 +32,12 @@ def language_modelling(config: Config) -> Task:
     def loss(params: nnx.State, carry: Carry, words: jax.Array, key: jax.Array) -> tuple[jax.Array, Carry]:
         model = nnx.merge(graph, params)
         carry, features = model(words[:, :-1], carry)
-        table = model.output_embedding.embedding[...]
+        table = model.output_embedding.embedding.get_value()
         return jnp.mean(sampled_cross_entropy(table, features, words[:, 1:], key, config.negatives)), carry
+
+    def lookups(carry: Carry, words: jax.Array, key: jax.Array) -> dict[str, PyTree]:
+        sample = log_uniform_sample(key, vocab, config.negatives)
+        return {"input_embedding/embedding": words[:, :-1], "output_embedding/embedding": (words[:, 1:], sample)}
 
     return Task(
         lines=(
@@ -39,11 +46,11 @@ def language_modelling(config: Config) -> Task:
         ),
         items="words",
         items_per_step=config.workers * config.batch * config.unroll,
-        data=(corpus.words, corpus.train),
         params=params,
         carry=initial_carry(config.batch, config.hidden),
         batch=batch,
         loss=loss,
+        lookups=lookups,
         optimizer=optax.adagrad(config.learning_rate),
         metric="perplexity",
         validate=_perplexity(graph, corpus.valid, config.hidden),

@@ -9,9 +9,10 @@ if __name__ == "__main__":
 
 from examples.common import app
 from examples.nmt.config import Config
-from examples.nmt.task import translation
+from examples.nmt.data import Bitext
+from examples.nmt.task import load, translation
 
-EXAMPLE = app.Example("examples.nmt.main", __doc__, Config, translation)
+EXAMPLE = app.Example("examples.nmt.main", __doc__, Config, Bitext, load, translation, ("vocab", "length"))
 
 if __name__ == "__main__":
     sys.exit(app.main(EXAMPLE, sys.argv[1:]))

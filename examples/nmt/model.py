@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from examples.nmt.data import EOS
+from zen_jax.embedding.nnx import Embed
 
 
 class Translator(nnx.Module):
@@ -15,8 +16,8 @@ class Translator(nnx.Module):
     """
 
     def __init__(self, source_vocab: int, target_vocab: int, dim: int, hidden: int, *, rngs: nnx.Rngs):
-        self.source_embedding = nnx.Embed(source_vocab, dim, rngs=rngs)
-        self.target_embedding = nnx.Embed(target_vocab, dim, rngs=rngs)
+        self.source_embedding = Embed(source_vocab, dim, rngs=rngs)
+        self.target_embedding = Embed(target_vocab, dim, rngs=rngs)
         self.encoder = nnx.RNN(nnx.OptimizedLSTMCell(dim, hidden, rngs=rngs), return_carry=True, rngs=False)
         self.decoder = nnx.RNN(nnx.OptimizedLSTMCell(dim, hidden, rngs=rngs), rngs=False)
         self.score = nnx.Linear(hidden, hidden, use_bias=False, rngs=rngs)

@@ -9,8 +9,8 @@ import optax
 from flax import nnx
 
 from examples.common.epochs import shuffled
-from examples.common.softmax import sampled_cross_entropy
-from examples.common.task import Task
+from examples.common.softmax import log_uniform_sample, sampled_cross_entropy
+from examples.common.task import PyTree, Task
 from examples.nmt import data
 from examples.nmt.config import Config
 from examples.nmt.model import Translator, in_sentence
@@ -18,9 +18,13 @@ from examples.nmt.model import Translator, in_sentence
 _VALID = 8, 64  # batches and pairs in each
 
 
-def translation(config: Config) -> Task:
-    """Reads the sentence pairs and makes the model; a DataError says what is wrong with the files."""
-    bitext = data.load(config.data, config.vocab, config.length, config.seed)
+def load(config: Config) -> data.Bitext:
+    """The sentence pairs; a DataError says what is wrong with the files."""
+    return data.load(config.data, config.vocab, config.length, config.seed)
+
+
+def translation(config: Config, bitext: data.Bitext) -> Task:
+    """Makes the model; a DataError says why there are too few pairs."""
     chosen = shuffled(len(bitext.train.source), config)
     graph, params = nnx.split(Translator(*bitext.vocab, config.dim, config.hidden, rngs=nnx.Rngs(config.seed)))
 
@@ -32,8 +36,14 @@ def translation(config: Config) -> Task:
         source, target = pairs
         model = nnx.merge(graph, params)
         features = model(source, _shifted(target))
-        table = model.target_embedding.embedding[...]
+        table = model.target_embedding.embedding.get_value()
         return _mean(sampled_cross_entropy(table, features, target, key, config.negatives), target), carry
+
+    def lookups(carry: tuple, pairs: tuple, key: jax.Array) -> dict[str, PyTree]:
+        source, target = pairs
+        sample = log_uniform_sample(key, bitext.vocab[1], config.negatives)
+        read = _shifted(target), target, sample
+        return {"source_embedding/embedding": source, "target_embedding/embedding": read}
 
     source, target = (f"{count:,}" for count in bitext.vocab)
     return Task(
@@ -44,10 +54,10 @@ def translation(config: Config) -> Task:
         ),
         items="pairs",
         items_per_step=config.workers * config.batch,
-        data=(bitext.train.source, bitext.train.target),
         params=params,
         batch=batch,
         loss=loss,
+        lookups=lookups,
         optimizer=optax.adagrad(config.learning_rate),
         metric="perplexity",
         validate=_perplexity(graph, bitext.valid),

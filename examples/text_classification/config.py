@@ -14,7 +14,7 @@ class Config(config.Config):
     data: Path | None = option(
         None, "folder of goemotions, with labels.txt, train.tsv.gz and valid.tsv.gz (default: a synthetic set)"
     )
-    vocab: int = option(20_000, "most frequent words kept, <pad> and <unk> among them", least=3)
+    vocab: int = option(20_000, "most frequent words kept, <eos> and <unk> among them", least=3)
     dim: int = option(256, "width of the embedding table", least=1)
     hidden: int = option(128, "width of the hidden layer", least=1)
     length: int = option(32, "words read of each comment", least=1)

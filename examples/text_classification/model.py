@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from zen_jax.embedding.linen import Embed
+
 
 class Classifier(nn.Module):
     """The table of `vocab` rows holds nearly all parameters, and a step touches few of them."""
@@ -16,7 +18,7 @@ class Classifier(nn.Module):
     @nn.compact
     def __call__(self, words: jax.Array, count: jax.Array) -> jax.Array:
         """words [batch, length], of which the first `count` [batch] are read -> a logit for each label."""
-        vectors = nn.Embed(self.vocab, self.dim, embedding_init=nn.initializers.normal(0.1), name="embedding")(words)
+        vectors = Embed(self.vocab, self.dim, embedding_init=nn.initializers.normal(0.1), name="embedding")(words)
         # Words that fill a comment up weigh exactly 0, and so does their gradient.
         read = jnp.arange(words.shape[1])[None, :] < count[:, None]
         scores = jnp.where(read, nn.Dense(1, name="attention")(vectors)[..., 0], -jnp.inf)

@@ -16,9 +16,13 @@ _THRESHOLD = 0.3  # of the probability from which on a label is predicted
 _AT_ONCE = 1024  # validation comments classified together
 
 
-def classification(config: Config) -> Task:
-    """Reads the comments and makes the model; a DataError says what is wrong with the data."""
-    dataset = data.load(config.data, config.vocab, config.length, config.seed)
+def load(config: Config) -> data.Dataset:
+    """The comments; a DataError says what is wrong with them."""
+    return data.load(config.data, config.vocab, config.length, config.seed)
+
+
+def classification(config: Config, dataset: data.Dataset) -> Task:
+    """Makes the model; a DataError says why there are too few comments."""
     train, labels = dataset.train, dataset.train.targets.shape[1]
     chosen = shuffled(len(train.words), config)
     model = Classifier(dataset.vocab, config.dim, config.hidden, labels)
@@ -31,6 +35,10 @@ def classification(config: Config) -> Task:
         words, count, targets = comments
         return log_loss(model.apply({"params": params}, words, count), targets), carry
 
+    def lookups(carry: tuple, comments: tuple, key: jax.Array) -> dict[str, jax.Array]:
+        words, _, _ = comments
+        return {"embedding/embedding": words}
+
     return Task(
         lines=(
             f"data     {dataset.source}: {len(train.words):,} comments, {labels} labels",
@@ -39,10 +47,10 @@ def classification(config: Config) -> Task:
         ),
         items="comments",
         items_per_step=config.workers * config.batch,
-        data=(train.words, train.count, train.targets),
         params=params,
         batch=batch,
         loss=loss,
+        lookups=lookups,
         optimizer=optax.adam(config.learning_rate),
         metric="micro-F1",
         validate=_micro_f1(model, dataset.valid),

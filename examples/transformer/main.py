@@ -8,10 +8,13 @@ if __name__ == "__main__":
     keep_freed_memory()
 
 from examples.common import app
+from examples.common.text import Corpus
 from examples.transformer.config import Config
-from examples.transformer.task import compressed_language_modelling
+from examples.transformer.task import compressed_language_modelling, load
 
-EXAMPLE = app.Example("examples.transformer.main", __doc__, Config, compressed_language_modelling)
+EXAMPLE = app.Example(
+    "examples.transformer.main", __doc__, Config, Corpus, load, compressed_language_modelling, ("vocab",)
+)
 
 if __name__ == "__main__":
     sys.exit(app.main(EXAMPLE, sys.argv[1:]))

@@ -17,16 +17,19 @@ from examples.transformer.model import Transformer
 _MOMENTUM, _CLIP_NORM = 0.9, 1.0
 
 
-def compressed_language_modelling(config: Config) -> Task:
-    """Reads the text and makes the model; a ValueError says what is wrong with the text or the options."""
+def load(config: Config) -> text.Corpus:
+    """The text; a DataError says what is wrong with it."""
+    return text.load_corpus(config.data, config.vocab)
+
+
+def compressed_language_modelling(config: Config, corpus: text.Corpus) -> Task:
+    """Makes the model; a ValueError says what is wrong with the options, or that there is too little text."""
     if config.dim % config.heads:
         raise ValueError(f"--dim {config.dim} must be a multiple of --heads {config.heads}")
     if config.density > 1:
         raise ValueError(f"--density {config.density} must be at most 1")
-    corpus = text.load_corpus(config.data, config.vocab)
     vocab = len(corpus.words)
-    streams = text.streams(corpus.train, config.workers * config.batch, config.length)
-    streams = streams.reshape(config.workers, config.batch, -1)
+    streams = text.streams(corpus.train, config.workers, config.batch, config.length)
     model = Transformer(vocab, config.length, config.layers, config.dim, config.heads, rngs=nnx.Rngs(config.seed))
     graph, params = nnx.split(model)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -50,7 +53,6 @@ def compressed_language_modelling(config: Config) -> Task:
         ),
         items="words",
         items_per_step=config.workers * config.batch * config.length,
-        data=(corpus.words, corpus.train),
         params=params,
         batch=batch,
         loss=loss,
