@@ -4,8 +4,9 @@
 
 The row-sparse step is timed on tables of two sizes, alone and with emulated workers that synchronise (all in one
 process under vmap, so the "network" is memory), and beside the step with JAX's dense gradient. Every case runs in a
-process of its own, whose peak memory beyond the table and the optimizer's state is the step's. Huge pages are asked
-for, because random rows of a table of gigabytes otherwise cost a page walk each; `--small-pages` leaves them out.
+process of its own. What its peak memory grows by after compiling is a lower bound of a step's, which uses again what
+compiling has freed; beside it is what XLA plans for temporaries. Huge pages are asked for, because random rows of a
+table of gigabytes otherwise cost a page walk each; `--small-pages` leaves them out.
 """
 
 import argparse
@@ -68,7 +69,7 @@ def make_step(gradient: str, optimizer: str, workers: int):
 
 
 def run_case(rows: int, columns: int, ids: int, workers: int, gradient: str, optimizer: str, repeats: int) -> dict:
-    """Milliseconds of a step, seconds to compile, and MiB that the process holds at its peak beyond what it held."""
+    """Milliseconds of a step, seconds to compile, and MiB by which the process's peak grows."""
     transform, step = make_step(gradient, optimizer, workers)
     fill = partial(jax.jit, static_argnums=0)(lambda shape: jnp.full(shape, 0.01, jnp.float32))
     params = {"table": fill((rows, columns)), "head": fill((columns,))}
