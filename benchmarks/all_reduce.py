@@ -42,7 +42,7 @@ def kernel_calls(gradients: jax.Array, plan: zen.LeafPlan) -> dict[str, Callable
 
     def add(name: str, run: Callable[..., Any], *operands: jax.Array) -> Any:
         compiled = jax.jit(run)
-        calls[name] = lambda: jax.block_until_ready(compiled(*operands))
+        calls[name] = lambda: compiled(*operands)
         return compiled(*operands)
 
     partition = jax.vmap(lambda x: zen.kernels.partition(x, n, push))
@@ -72,7 +72,7 @@ def main() -> None:
     plan = zen.plan(profile, zen.Cluster(n, inter_gbps=1), schemes=("dense_ordered", "auto")).leaves[""]
     calls = kernel_calls(gradients, plan)
     times = {name: measure.seconds(call, options.repeats)["median"] * 1e3 for name, call in calls.items()}
-    kernels = lambda: [call() for call in calls.values()]  # noqa: E731
+    kernels = lambda: measure.in_turn(calls.values())  # noqa: E731
     whole = {}
     for name, keywords in {
         "zen, planned": {"scheme": "zen", "capacity": plan.capacity},

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,12 @@ def ratio(run: Callable[[], Any], to: Callable[[], Any], repeats: int) -> dict[s
     return medians | {"ratio": statistics.median(a / b for a, b in pairs)}
 
 
+def in_turn(calls: Iterable[Callable[[], Any]]) -> list[Any]:
+    """Results of calls of which no two run at once: an accelerator queues them, on a CPU each is waited for."""
+    wait = jax.block_until_ready if jax.default_backend() == "cpu" else lambda results: results
+    return [wait(call()) for call in calls]
+
+
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "numpy", "torch", "cupy-cuda13x")
 
 
@@ -69,9 +75,11 @@ class Ceilings:
     Machines drift: a floor is worth most when the ceiling was measured in the moments before and after.
     """
 
-    def __init__(self, nbytes: int = 1 << 28, repeats: int = 5) -> None:
-        ways = _cpu_ways(nbytes) if jax.default_backend() == "cpu" else _device_ways(nbytes)
-        self.nbytes = nbytes
+    def __init__(self, repeats: int = 5) -> None:
+        on_cpu = jax.default_backend() == "cpu"
+        # On an accelerator enough that neither its cache nor what a call costs shows.
+        self.nbytes = 1 << (28 if on_cpu else 31)
+        ways = (_cpu_ways if on_cpu else _device_ways)(self.nbytes)
         self._fastest = {name: min(runs, key=lambda run: seconds(run, repeats)["min"]) for name, runs in ways.items()}
         self._calls = {name: queued_calls(run) for name, run in self._fastest.items()}
         self._times: dict[str, list[float]] = {name: [] for name in ways}
@@ -181,7 +189,7 @@ def environment() -> dict[str, Any]:
         or str(getattr(device.client, "platform_version", "")).split("\n")[0],
         "versions": {name: _version(name) for name in PACKAGES},
         "nvcc": (_output("nvcc", "--version") or "").split("\n")[-1],
-        "commit": _output("git", "rev-parse", "HEAD"),
+        "commit": _output("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"),
         "cores": len(os.sched_getaffinity(0)),
         "jax": jax.__version__,
         "python": platform.python_version(),

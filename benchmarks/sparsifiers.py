@@ -101,7 +101,6 @@ def in_training(update: Callable, gradients: list[jax.Array], state: Any) -> Cal
         gradient = gradients[made["steps"] % len(gradients)]
         made["state"], sent = step(gradient, made["state"])
         made["steps"] += 1
-        jax.block_until_ready(made["state"])
         return sent
 
     return run

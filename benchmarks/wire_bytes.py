@@ -66,7 +66,8 @@ def main() -> None:
         rows.append(row)
     print(f"{workload.name}: V {types}, D {dim}, n {n}: {plan}")
     print(measure.table(rows))
-    result = {"types": types, "n": n, "dim": dim, "plan": dataclasses.asdict(plan), "steps": rows}
+    result = {"environment": measure.environment(), "types": types, "n": n, "dim": dim}
+    result |= {"plan": dataclasses.asdict(plan), "steps": rows}
     measure.write_json(options.json, result)
 
 

@@ -1,10 +1,14 @@
+#include "cuda/block_scan.cuh"
 #include "cuda/common/bits.h"
 #include "cuda/common/hash.h"
 #include "cuda/hierarchical_hash.h"
-#include "cuda/look_back.cuh"
 
 namespace zen::cuda {
 namespace {
+
+// Parallel slots that are looked at by a thread and by a block of count_parallel.
+constexpr int kSlotsOfThread = 4;
+constexpr int64_t kSlotsOfBlock = kSlotsOfThread * kThreads;
 
 struct HierarchicalHashParams {
   HierarchicalHashProblem problem;
@@ -15,35 +19,18 @@ struct HierarchicalHashParams {
   int32_t* overflow;
 };
 
-__device__ bool claim(uint32_t* slot, uint32_t index) { return atomicCAS(slot, kEmptySlot, index) == kEmptySlot; }
-
-// Appends to the serial slots. They fill from the front and are never emptied, so a binary search finds the end
-// without a counter; whoever loses the race for it moves on.
-__device__ bool append(uint32_t* serial, int64_t size, uint32_t index) {
-  int64_t low = 0, high = size;
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (observe(serial + middle) == kEmptySlot) {
-      high = middle;
-    } else {
-      low = middle + 1;
-    }
-  }
-  for (; low < size; ++low) {
-    if (claim(serial + low, index)) return true;
-  }
-  return false;
-}
-
+// Writes to the first free of the slots h_1 to h_k, if one is.
 __device__ bool place(const HierarchicalHashProblem& problem, uint32_t seed, uint32_t* memory, uint32_t index) {
   for (int64_t i = 1; problem.r1 > 0 && i <= problem.k; ++i) {
     const uint32_t slot =
         zen::hierarchical_hash(index, static_cast<uint32_t>(i), static_cast<uint32_t>(problem.r1), seed);
-    if (claim(memory + slot, index)) return true;
+    if (atomicCAS(memory + slot, kEmptySlot, index) == kEmptySlot) return true;
   }
-  return append(memory + problem.r1, problem.r2, index);
+  return false;
 }
 
+// Until count_parallel adds the others, the counts are of the indices that go to the serial slots, with or without room
+// there: the atomic counters of Algorithm 1.
 __global__ void __launch_bounds__(kThreads) hash_indices(const __grid_constant__ HierarchicalHashParams params) {
   const HierarchicalHashProblem& problem = params.problem;
   const int64_t id = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -53,9 +40,30 @@ __global__ void __launch_bounds__(kThreads) hash_indices(const __grid_constant__
   if (index == kEmptySlot) return;
   const int64_t partition =
       batch * problem.n + zen::hierarchical_hash(index, 0, static_cast<uint32_t>(problem.n), params.seed);
-  atomicAdd(params.counts + partition, 1);
   uint32_t* const memory = params.memory + partition * (problem.r1 + problem.r2);
-  if (!place(problem, params.seed, memory, index)) atomicAdd(params.overflow + batch, 1);
+  if (place(problem, params.seed, memory, index)) return;
+  const int32_t serial = atomicAdd(params.counts + partition, 1);
+  if (serial < problem.r2) {
+    memory[problem.r1 + serial] = index;
+  } else {
+    atomicAdd(params.overflow + batch, 1);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) count_parallel(const __grid_constant__ HierarchicalHashParams params) {
+  const HierarchicalHashProblem& problem = params.problem;
+  const int64_t pieces = ceil_div(problem.r1, kSlotsOfBlock);
+  const int64_t partition = blockIdx.x / pieces;
+  const int64_t first = (blockIdx.x - partition * pieces) * kSlotsOfBlock + threadIdx.x;
+  const uint32_t* const memory = params.memory + partition * (problem.r1 + problem.r2);
+  uint32_t taken = 0;
+#pragma unroll
+  for (int k = 0; k < kSlotsOfThread; ++k) {
+    const int64_t slot = first + k * kThreads;
+    taken += slot < problem.r1 && memory[slot] != kEmptySlot;
+  }
+  const uint32_t sum = warp_inclusive_sum(taken);
+  if (lane_id() == kWarpSize - 1) atomicAdd(params.counts + partition, static_cast<int32_t>(sum));
 }
 
 }  // namespace
@@ -70,7 +78,8 @@ cudaError_t hierarchical_hash(const HierarchicalHashProblem& problem, uint32_t s
   ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_counts, 0, partitions * sizeof(int32_t), stream));
   ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_overflow, 0, problem.batch * sizeof(int32_t), stream));
   const HierarchicalHashParams params = {problem, seed, d_indices, d_memory, d_counts, d_overflow};
-  return launch(hash_indices, ceil_div(problem.batch * problem.indices, kThreads), 0, stream, params);
+  ZEN_RETURN_IF_ERROR(launch(hash_indices, ceil_div(problem.batch * problem.indices, kThreads), 0, stream, params));
+  return launch(count_parallel, partitions * ceil_div(problem.r1, kSlotsOfBlock), 0, stream, params);
 }
 
 }  // namespace zen::cuda

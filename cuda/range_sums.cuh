@@ -21,8 +21,9 @@ constexpr int32_t kSumBytes = 64 << 10;
 template <typename Dtype>
 constexpr int32_t kSums = kSumBytes / static_cast<int32_t>(sizeof(typename Dtype::Sum));
 
-// Ranges that a shard is cut into if it is large enough: two for each multiprocessor of an H200.
-constexpr int64_t kRangesAtLeast = 264;
+// Ranges that are summed at once: two blocks for each multiprocessor of an H200. A constant, because scratch is sized
+// where there may be no GPU.
+constexpr int64_t kRangesAtOnce = 264;
 
 // Workers whose entries are looked up at once.
 constexpr int32_t kWorkersAtOnce = kThreads / 2;
@@ -41,12 +42,14 @@ struct SumParams {
 };
 
 // Positions of a range: as many as a block has room for sums, of `sum_bytes` each, but fewer where that would leave
-// multiprocessors idle.
+// multiprocessors idle, be it while the last ranges are summed.
 inline int64_t rows_per_range(int64_t size, int64_t width, int64_t sum_bytes) {
   const int64_t sums = kSumBytes / sum_bytes;
   int64_t rows = sums / std::min(width, sums);
   if (rows >= kBitsPerWord) {
-    return std::min(rows / kBitsPerWord, ceil_div(size, kRangesAtLeast * kBitsPerWord)) * kBitsPerWord;
+    const int64_t words = ceil_div(size, kBitsPerWord);
+    const int64_t waves = ceil_div(words, kRangesAtOnce * (rows / kBitsPerWord));
+    return ceil_div(words, kRangesAtOnce * waves) * kBitsPerWord;
   }
   while (rows & (rows - 1)) rows &= rows - 1;
   return rows;

@@ -76,13 +76,20 @@ def test_the_gpu_script_works_but_for_the_gpu(tmp_path):
 
 
 def test_the_gpu_script_goes_on_where_it_stopped(tmp_path):
-    """Parts that passed are not run again; a part that it does not know is refused."""
+    """Parts that passed are not run again, but a build that is not here; a part that it does not know is refused."""
     (tmp_path / "parts").mkdir()
-    parts = ["build", "test", "sanitize", "kernels", "dense", "many", "algorithm_1", "feedback", "all_reduce"]
+    parts = ["build", "test", "memcheck", "racecheck", "initcheck", "kernels", "dense", "many", "algorithm_1"]
+    parts += ["feedback", "all_reduce"]
     for name in parts:
         (tmp_path / "parts" / f"{name}.json").write_text('{"part": "x", "status": 0, "timed_out": false}')
-    done = gpu_script(tmp_path)
+    done = gpu_script(tmp_path, ZEN_JAX_REHEARSE_GPU="1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("passed before") == len(parts)
     assert "No kernel was measured." in done.stdout
+    (tmp_path / "cmake").write_text("#!/bin/sh\nexit 7\n")
+    (tmp_path / "cmake").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    elsewhere = gpu_script(tmp_path, JAX_PLATFORMS="cpu", ZEN_JAX_KERNELS="xla", PATH=path)
+    assert "== build: status 7" in elsewhere.stdout and elsewhere.returncode == 1
+    assert elsewhere.stdout.count("passed before") == len(parts) - 1
     assert gpu_script(tmp_path, "bench").returncode == 1

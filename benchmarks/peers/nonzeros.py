@@ -4,6 +4,7 @@ A peer that this machine lacks is an `Absent` with the reason, so that no table 
 """
 
 import ctypes
+import functools
 import os
 import shutil
 import subprocess
@@ -117,6 +118,7 @@ def cub_seconds(x: np.ndarray, repeats: int, *, flagged: bool) -> list[float] | 
     return list(seconds)
 
 
+@functools.cache
 def _cub() -> ctypes.CDLL | Absent:
     """cub_select.cu, compiled for this machine's GPU."""
     nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc", path=f"{os.environ.get('PATH', '')}:{NVCC_PLACES}")

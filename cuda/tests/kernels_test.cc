@@ -269,11 +269,21 @@ void test_partition_on_a_small_gpu() {
   emulation::most_shared_bytes = of_h200;
 }
 
-// Ranges as large as a block's sums.
+// Ranges as large as a block's sums, as many as are summed at once; of a larger shard a multiple of as many.
 void test_large_shard() {
   emulation::set_schedule(rng(), 3);
-  const int64_t size = kRangesAtLeast * kSums<Float32> + 77;
+  const int64_t larger = 13'375'000;
+  CHECK(ceil_div(larger, rows_per_range(larger, 1, 4)) == 4 * kRangesAtOnce, "%ld rows a range",
+        long(rows_per_range(larger, 1, 4)));
+  const int64_t size = kRangesAtOnce * kSums<Float32> - 77;
+  CHECK(rows_per_range(size, 1, 4) == kSums<Float32>, "%ld rows a range", long(rows_per_range(size, 1, 4)));
   test_aggregate<float, float>({1, 3, size / 500, 1, size}, Element::kFloat32, 0.001, 1);
+}
+
+// Parallel slots that several blocks count, and more collisions than serial slots.
+void test_large_memory() {
+  emulation::set_schedule(rng(), 3);
+  test_hierarchical_hash({2, 3000, 1, 5000, 30, 1}, 5);
 }
 
 }  // namespace
@@ -285,6 +295,7 @@ int main(int argc, char** argv) {
   zen::cuda::rng.seed(argc > 2 ? std::atoi(argv[2]) : 7);
   zen::cuda::test_small_divisor();
   zen::cuda::test_large_shard();
+  zen::cuda::test_large_memory();
   zen::cuda::test_partition_on_a_small_gpu();
   for (int i = 0; i < rounds; ++i) {
     zen::cuda::random_cases<uint16_t>();
