@@ -53,6 +53,10 @@ def folder(tmp_path_factory):
     saved = (folder / "profile.json").read_text()
     (folder / "newer.json").write_text(saved.replace('"version": 1', '"version": 99'))
     (folder / "cut.json").write_text(saved[:200])
+    (folder / "unmeasured.json").write_text(saved.replace('"push"', '"pushed"'))
+    (folder / "negative.json").write_text(re.sub('"push": [0-9]+', '"push": -1', saved))
+    zen.profile({"nothing": np.zeros((N, 0, 3), np.float32)}).save(folder / "nothing.json")
+    zen.profile(gradient(1), unit="row").save(folder / "alone.json")
     zen.plan(zen.SparsityProfile.load(folder / "profile.json"), CLUSTER).save(folder / "plan.json")
     return folder
 
@@ -191,6 +195,7 @@ def test_figures(zen_jax):
     assert zen_jax("profile", "good.npz", "--unit", "row", "--plot", "profile.svg")[0] == DONE
     assert zen_jax("estimate", "profile.json", "--plot", "estimate.pdf")[0] == DONE
     assert zen_jax("simulate", "profile.json", "--max-workers", 8, "--plot", "simulate.png")[0] == DONE
+    assert zen_jax("simulate", "nothing.json", "--max-workers", 8, "--latency-us", 0, "--plot", "none.svg")[0] == DONE
     assert "densification" in Path("profile.svg").read_text()
     assert Path("estimate.pdf").read_bytes().startswith(b"%PDF")
     assert Path("simulate.png").read_bytes().startswith(b"\x89PNG")
@@ -261,6 +266,12 @@ PLACE = "bench --coordinator host:7700 --processes 4 --rank"
         ("plan cut.json", ("cut.json is no zen_jax profile", "again")),
         ("plan plan.json", ("plan.json is no zen_jax profile but a plan", "again")),
         ("plan newer.json", ("version 99", "again")),
+        ("plan unmeasured.json", ("unmeasured.json holds no usable profile", "again")),
+        ("plan negative.json", ("negative.json holds no usable profile", "push=-1", "at least 0", "again")),
+        ("plan profile.json --save ./profile.json", ("profile.json is read", "another file")),
+        ("estimate profile.json --cluster links.json --json links.json", ("links.json is read", "another file")),
+        ("profile good.npz three.npz --json three.npz", ("three.npz is read", "another file")),
+        ("bench good.npz --save-cluster good.npz", ("good.npz is read", "another file")),
         ("plan profile.json --hosts 3", ("4 workers", "3 hosts")),
         ("plan profile.json --hosts 0", ("--hosts", "'0'", "at least 1")),
         ("plan profile.json --gbps fast", ("--gbps", "'fast'", "above 0")),
@@ -269,6 +280,7 @@ PLACE = "bench --coordinator host:7700 --processes 4 --rank"
         ("plan profile.json --schemes zen", ("no dense one", "Add")),
         ("estimate profile.json --intra-gbps 0", ("--intra-gbps", "'0'")),
         ("simulate profile.json --max-workers 1", ("--max-workers", "'1'", "at least 2")),
+        ("simulate alone.json", ("of 1 worker", "Profile at least two workers")),
         ("simulate profile.json --devices-per-host 4 --max-workers 3", ("--max-workers 3", "Allow more")),
         ("bench three.npz --workers 2", ("3 workers", "there are 2")),
         ("bench one.npz", ("only one worker", "at least two")),

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import harness
 import jax
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 import zen_jax as zen
 from zen_jax.formats.tensor_block import BLOCK
 from zen_jax.planning import calibrate, costs
-from zen_jax.planning.cluster import COLLECTIVES, Link, Rate
+from zen_jax.planning.cluster import COLLECTIVES, KERNELS, Link, Rate
 from zen_jax.planning.profile import LeafProfile, fullest_bin
 from zen_jax.planning.simulate import for_workers
+from zen_jax.schemes import sparcml
 
 AXIS = harness.AXIS
 SHAPE = (100, BLOCK)  # rows are blocks of OmniReduce too
@@ -112,6 +114,20 @@ def test_links():
     assert machines.fastest_gbps(2) == 64
 
 
+@pytest.mark.parametrize("hosts,devices", [(5, 1), (1, 6), (2, 8), (3, 8), (2, 6), (2, 3)])
+def test_recursive_doubling_pays_the_links_that_it_crosses(hosts, devices):
+    """Stages between devices of one machine stay inside it; in others all devices of a machine send at once."""
+    n = hosts * devices
+    cluster = zen.Cluster(hosts, devices, inter_gbps=1, intra_gbps=1000, latency_us=0)
+    leaf = for_workers(PROFILE, n).leaves["table"]
+    (candidate,) = (way for way in costs.candidates(leaf, n) if way.scheme == "sparcml")
+    permutes = [exchange for exchange in candidate.exchanges if exchange.collective == "permute"]
+    for permute, stage in zip(permutes, sparcml.stages(n), strict=True):
+        crosses = any(source // devices != target // devices for source, target in stage.pairs)
+        expected = devices * 8e-3 if crosses else 8e-6
+        assert cluster.seconds("permute", 1e6, n, permute.distance) == pytest.approx(expected)
+
+
 def test_clusters_are_kept(tmp_path):
     links, kernels = {"psum": Link(latency_us=100, gbps=16)}, {"sum": Rate(1e-9, 2e-9)}
     for cluster in (zen.Cluster(3), zen.Cluster(2, 4, 1.5, 100.0, 3.0, links, kernels)):
@@ -136,6 +152,7 @@ def test_clusters_are_kept(tmp_path):
         ({"latency_us": -1}, "latency_us=-1"),
         ({"latency_us": float("nan")}, "latency_us=nan"),
         ({"collectives": {"broadcast": Link(1, 1)}}, "'broadcast'"),
+        ({"kernels": {"partitoin": Rate(0, 0)}}, "'partitoin'"),
     ],
 )
 def test_bad_clusters(options, fragment):
@@ -187,17 +204,36 @@ def test_fit_finds_rates():
     np.testing.assert_allclose(calibrate._fit(moved, moved @ (1e-10, -1e-12)), (1e-10, 0.0), 0.01)
 
 
+def test_latency_is_without_the_time_to_send(monkeypatch):
+    """Of a slow link among many workers, by the time that a model takes."""
+    n, start, latency, rate = 64, 0.01, 100e-6, 25e6 / 8
+    sent_for_each_byte_held = {"all_to_all": (n - 1) / n, "all_gather": n - 1, "psum": 2 * (n - 1) / n, "permute": 1}
+    monkeypatch.setattr(calibrate, "_on_every_device", lambda x, mesh: x)
+    monkeypatch.setattr(calibrate, "_on_workers", lambda *_: lambda held, times: (held.nbytes, int(times)))
+    for name, ratio in sent_for_each_byte_held.items():
+        steps = 1 if name == "permute" else 6
+
+        def seconds(run, *_, ratio=ratio, steps=steps, **__):
+            held, times = run()
+            return start + times * (steps * latency + held * ratio / rate)
+
+        monkeypatch.setattr(calibrate, "_seconds", seconds)
+        mesh = SimpleNamespace(shape={"data": n})
+        link = calibrate._measure_links(mesh, "data", np.asarray, (name,))[name]
+        assert link.latency_us == pytest.approx(100, 0.15)
+        assert link.gbps == pytest.approx(0.025, 0.05)
+
+
 def test_calibrate(monkeypatch):
     """It measures, so only its shape is known: a link for each collective, a rate for each kernel, none negative."""
-    for name, nbytes in (("SMALL", 1 << 10), ("MEDIUM", 1 << 12), ("LARGE", 1 << 14)):
+    for name, nbytes in (("MEDIUM", 1 << 12), ("LARGE", 1 << 14)):
         monkeypatch.setattr(calibrate, name, nbytes)
     monkeypatch.setattr(calibrate, "ROWS", 1 << 10)
     cluster = zen.calibrate(harness.mesh(4, "data"))
     assert cluster.workers == 4
     assert set(cluster.collectives) == set(COLLECTIVES)
-    assert {work.kernel for c in costs.candidates(PROFILE.leaves["table"], 8) for work in c.work} == set(
-        cluster.kernels
-    )
+    charged = {work.kernel for way in costs.candidates(PROFILE.leaves["table"], 8) for work in way.work}
+    assert charged == set(cluster.kernels) == set(KERNELS)
     assert all(rate.dense >= 0 and rate.nonzero >= 0 for rate in cluster.kernels.values())
     assert zen.calibrate(harness.mesh(1, "data")).collectives == {}
     levels = zen.calibrate(jax.make_mesh((2, 4), ("machines", "devices")), "machines", "devices")
@@ -239,7 +275,7 @@ def test_bad_simulations():
             zen.simulate(PROFILE, zen.Cluster(8), **options)
     with pytest.raises(ValueError, match="do not fill hosts"):
         zen.simulate(PROFILE, zen.Cluster(2, 4), workers=(6,))
-    with pytest.raises(ValueError, match="the profile's n"):
+    with pytest.raises(ValueError, match=r"of 1 worker.*Profile at least two"):
         zen.simulate(zen.profile(GRADIENTS["table"][:1], unit="row"), zen.Cluster(1))
 
 

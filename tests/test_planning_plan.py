@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from dataclasses import replace
 
 import harness
@@ -16,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zen_jax as zen
+from zen_jax import agreement
+from zen_jax.planning import autotune
 from zen_jax.planning.costs import candidates
 from zen_jax.planning.plan import ORDERED
 
@@ -101,9 +104,9 @@ def test_leaves_are_plain_values():
     assert leaf == zen.LeafPlan((12, 6), "float32", "zen", capacity=(300,))
     with pytest.raises(ValueError, match="2 exchanges among 4 workers"):
         zen.Plan(N, {"w": replace(leaf, capacity=(1, 2, 3))})
-    mixed = {"a": replace(leaf, bucket=0), "b": replace(leaf, dtype="float16", bucket=0)}
+    fused = replace(leaf, scheme="dense", bucket=0)
     with pytest.raises(ValueError, match="bucket 0"):
-        zen.Plan(N, mixed)
+        zen.Plan(N, {"a": fused, "b": replace(fused, dtype="float16")})
 
 
 # --- what it does -----------------------------------------------------------------------------------------------
@@ -156,9 +159,9 @@ def test_autotune_compiles_twice_and_changes_no_bit():
 
     step = zen.autotune(make_step, cluster=SLOW, steps=2)
     for scale in range(1, 6):
-        assert (step.plan is None) == (scale <= 2)
         gradients = jax.tree.map(lambda g: scale * g, table)  # noqa: B023
         updates, state = step(gradients)
+        assert (step.plan is None) == (scale <= 2)
         for name, stack in gradients.items():
             for worker in range(N):
                 assert_same_bits(updates[name][worker], oracle.ordered_sum(stack, N), name)
@@ -195,8 +198,90 @@ def test_autotune_refuses():
     with pytest.raises(ValueError, match="steps=0"):
         zen.autotune(lambda plan: None, cluster=SLOW, steps=0)
     ignores = zen.autotune(lambda plan: lambda x: x, cluster=SLOW, steps=1)
-    with pytest.raises(ValueError, match="no step"):
-        ignores(1)
+    assert ignores(1) == 1
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no step"):
+            ignores(1)
+
+
+def synchronizing_every_third(plan):
+    transform = zen.synchronize(harness.AXIS, plan=plan, dense_below=0)
+
+    def worker(gradients, number):
+        return jax.lax.cond(number % 3 == 2, lambda g: transform.update(g, None)[0], lambda g: g, gradients)
+
+    return jax.jit(jax.vmap(worker, (0, None), axis_name=harness.AXIS), donate_argnums=0)
+
+
+def test_autotune_counts_the_steps_that_were_seen(monkeypatch):
+    """Not the calls; and where planning fails, no result is lost, nothing is donated, and the next call tries again."""
+    table, plan = sparse(RNG, N, (64, 8), 0.1), autotune.plan
+    step = zen.autotune(synchronizing_every_third, cluster=SLOW, steps=2)
+
+    def run(number):
+        reduced = step(jnp.asarray(table), number)
+        for worker in range(N):
+            expected = oracle.ordered_sum(table, N) if number % 3 == 2 else table[worker]
+            assert_same_bits(reduced[worker], expected)
+
+    def fail(*_, **__):
+        raise ValueError("planning failed")
+
+    monkeypatch.setattr(autotune, "plan", fail)
+    for number in range(6):
+        run(number)
+    gradients = jnp.asarray(table)
+    with pytest.raises(ValueError, match="planning failed"):
+        step(gradients, 6)
+    assert (step.profile, step.plan) == (None, None) and not gradients.is_deleted()
+    monkeypatch.setattr(autotune, "plan", plan)
+    for number in range(6, 9):
+        run(number)
+    assert step.profile.steps == 2 and set(step.plan.leaves) == {""}
+
+
+def test_autotune_among_processes_that_disagree(monkeypatch):
+    """Found out in the first call, before a step runs; a process by itself asks nobody."""
+    ran = []
+
+    def gather(text):
+        assert jax.process_count() == 2
+        return [text, text.replace(b'"0.1"', b'"25.0"') if text.startswith(b"{") else b"another digest"]
+
+    monkeypatch.setattr(agreement, "_gather", gather)
+    zen.autotune(lambda plan: ran.append, cluster=SLOW)(1)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    step = zen.autotune(lambda plan: ran.append, cluster=SLOW)
+    with pytest.raises(ValueError, match=r"cluster/inter_gbps is 0\.1 on process 0, but 25\.0 on process 1"):
+        step(2)
+    assert ran == [1]
+
+
+def test_row_sparse_leaves_need_no_plan():
+    """They travel as they are, planned or not, so no profile and no estimate counts them."""
+    params = {"table": jnp.zeros((1024, 256)), "dense": jnp.zeros((1024, 256))}
+    ids, rows = jnp.arange(2 * N, dtype=jnp.int32).reshape(N, 2), jnp.ones((N, 2, 256))
+
+    def run(plan, initial=None):
+        transform = zen.synchronize(harness.AXIS, plan=plan)
+        state = transform.init(params) if initial is None else initial
+
+        def worker(ids, rows):
+            table = zen.RowSparseGradient.from_lookups(ids, rows, 1024)
+            return transform.update({"table": table, "dense": table.to_dense()}, state)
+
+        updates, after = jax.jit(jax.vmap(worker, axis_name=harness.AXIS))(ids, rows)
+        assert jax.tree.structure(after) == jax.tree.structure(state)
+        return updates, state
+
+    profiler = zen.Profiler()
+    expected, state = run(profiler)
+    plan = zen.plan(profiler.profile(), SLOW)
+    assert set(plan.leaves) == set(zen.estimate(profiler.profile(), SLOW).leaves) == {"dense"}
+    for initial in (None, state):
+        jax.tree.map(assert_same_bits, run(plan, initial)[0], expected)
+    with pytest.raises(ValueError, match="table differ"):
+        step(zen.synchronize(harness.AXIS, plan=plan), jax.tree.map(lambda p: jnp.stack([p] * N), params))
 
 
 # --- files ------------------------------------------------------------------------------------------------------
@@ -204,13 +289,15 @@ def test_autotune_refuses():
 names = st.text(min_size=0, max_size=5)
 
 
-def in_a_bucket_of_its_kind(leaf):
-    kinds = list(itertools.product(["float32", "bfloat16"], zen.schemes.names()))
-    return leaf if leaf.bucket is None else replace(leaf, bucket=kinds.index((leaf.dtype, leaf.scheme)))
+def leaf_plan(shape, dtype, scheme, unit, fused, **options):
+    """Of a unit that divides the columns, and if it is fused in a bucket of its kind."""
+    kinds = list(itertools.product(["float32", "bfloat16"], ["dense", "dense_ordered"]))
+    bucket = kinds.index((dtype, scheme)) if fused and (dtype, scheme) in kinds else None
+    return zen.LeafPlan(shape, dtype, scheme, math.gcd(unit, math.prod(shape[1:])), bucket=bucket, **options)
 
 
 leaf_plans = st.builds(
-    zen.LeafPlan,
+    leaf_plan,
     shape=st.lists(st.integers(0, 9), max_size=3).map(tuple),
     dtype=st.sampled_from(["float32", "bfloat16"]),
     scheme=st.sampled_from(zen.schemes.names()),
@@ -218,8 +305,8 @@ leaf_plans = st.builds(
     capacity=st.none() | st.tuples(st.integers(1, 10**6)),
     push_format=st.sampled_from(["coo", "bitmap", "auto"]),
     pull_format=st.sampled_from(["coo", "hash_bitmap", "dense"]),
-    bucket=st.none() | st.just(0),
-).map(in_a_bucket_of_its_kind)
+    fused=st.booleans(),
+)
 
 
 @given(st.builds(zen.Plan, st.integers(1, 4096), st.dictionaries(names, leaf_plans, max_size=3), st.integers(0, 9)))
@@ -237,11 +324,15 @@ def test_round_trip(tmp_path_factory, plan):
         {"capacity": [0, 3]},
         {"capacity": "3"},
         {"capacity": ["a"]},
+        {"capacity": False},
+        {"capacity": ""},
         {"unit": "row"},
+        {"unit": 48},
         {"shape": 4},
         {"shape": [-1]},
         {"pull_format": "zip"},
-        {"bucket": -1},
+        {"scheme": "dense", "bucket": -1},
+        {"scheme": "zen", "bucket": 7},
         {"colour": "red"},
     ],
 )

@@ -82,6 +82,16 @@ def test_equals_numpy(n, shape, density):
         assert_profiled(unit, expected(stack, width))
 
 
+def test_float64_counts_exactly_without_x64():
+    """NumPy's, of which JAX would make float32 and zeros."""
+    stack = np.zeros((2, 20, 4))
+    stack[:, :4], stack[:, 4], stack[:, 5] = 1e-60, np.nan, -0.0
+    leaf = zen.profile(stack, unit="row", seed=SEED).leaves[""]
+    assert leaf.dtype == "float64"
+    assert_profiled(leaf.at("row", 2), expected(stack, 4))
+    assert leaf.at("row", 2).density == 5 / 20
+
+
 def test_units():
     """Elements, rows, any number of columns that divides one; what was not measured is refused."""
     stack = jnp.asarray(sparse(np.random.default_rng(0), 2, (20, 12), 0.2))
@@ -224,10 +234,32 @@ def test_round_trip(tmp_path):
     assert zen.SparsityProfile.load(tmp_path / "profile.json") == PROFILE
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{name: value} for name in ("push", "pull", "contiguous_push", "contiguous_pull") for value in (None, "5", -5, 0.5)]
+    + [{"width": 0}, {"width": 4}, {"units": 3}, {"units": 0}]
+    + [
+        {"unions": unions}
+        for unions in ([], ["a"], [1.0, 2.0], [3.0, 2.0, 4.0], [3.0, 4.0, 21.0], [1, 2, float("nan")])
+    ]
+    + [{"groups": groups} for groups in ([], [1, 2], [1, 2, "3"], [-1, 2, 3])]
+    + [{"partition_skewness": skew} for skew in ({}, {"2": 1.0}, {"3": None}, {"3": 0}, {"0": 1.0, "3": 1.0}, 3)]
+    + [{"overlap": -1}],
+    ids=str,
+)
+def test_units_that_cannot_be(tmp_path, change):
+    document = json.loads(json.dumps(PROFILE.to_json()))
+    document["leaves"]["table"]["units"]["8"] |= change
+    (tmp_path / "profile.json").write_text(json.dumps(document))
+    with pytest.raises(ValueError, match="no usable profile"):
+        zen.SparsityProfile.load(tmp_path / "profile.json")
+
+
 def test_bad_files(tmp_path):
     path = tmp_path / "profile.json"
     PROFILE.save(path)
     good = json.loads(path.read_text())
+    table = good["leaves"]["table"]
     bad = {
         "is no zen_jax profile": ["", "{", "[]", json.dumps(good | {"zen_jax": "plan"})],
         "version": [json.dumps(good | {"version": 99})],
@@ -235,6 +267,14 @@ def test_bad_files(tmp_path):
             json.dumps({key: value for key, value in good.items() if key != "leaves"}),
             json.dumps(good | {"leaves": [1]}),
             json.dumps(good | {"leaves": {"table": {"shape": [20, 8], "dtype": "float32", "units": {"8": {}}}}}),
+            *(
+                json.dumps(good | {"leaves": {"table": table | {"shape": shape}}})
+                for shape in (["20", 8], [20, -8], 160)
+            ),
+            *(json.dumps(good | {"leaves": {"table": table | {"dtype": dtype}}}) for dtype in ("int32", "x", None)),
+            json.dumps(good | {"leaves": {"table": table | {"units": {"0": table["units"]["8"]}}}}),
+            json.dumps(good | {"steps": "x"}),
+            json.dumps(good | {"dense_below": None}),
             json.dumps(good | {"n": "many"}),
             json.dumps(good | {"n": 8}),
             json.dumps(good | {"n": 2}),

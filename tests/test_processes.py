@@ -22,6 +22,7 @@ from examples.common import launch
 from examples.common.errors import BadInput
 from examples.common.rank import Rank, rank_from
 from examples.common.watch import Watch
+from zen_jax import Cluster, profile
 from zen_jax.agreement import describe, differences
 
 ROOT = Path(__file__).parents[1]
@@ -182,7 +183,8 @@ def plan(capacity):
 
 zen.check_agreement(seed=0, plan=plan(20), params={"w": jax.numpy.zeros(3)})
 try:
-    zen.check_agreement(seed=index // 2, plan=plan(20 + index % 2), params={"w": jax.numpy.zeros(3 - index)})
+    seed, cluster = index // 2, zen.Cluster(3, inter_gbps=1 + index // 2)
+    zen.check_agreement(seed=seed, plan=plan(20 + index % 2), cluster=cluster, params={"w": jax.numpy.zeros(3 - index)})
 except ValueError as error:
     print(error)
 """
@@ -207,6 +209,7 @@ def test_processes_that_disagree_all_learn_about_what():
             "the processes disagree",
             "params/w is float32[3] on process 0, but float32[2] on process 1, but float32[1] on process 2",
             "plan/leaves/table/capacity/0 is 20 on processes 0, 2, but 21 on process 1",
+            "cluster/inter_gbps is 1 on processes 0, 1, but 2 on process 2",
             "seed is 0 on processes 0, 1, but 1 on process 2",
         ):
             assert line in output
@@ -224,6 +227,8 @@ def test_values_are_compared_by_what_they_are():
         "g": "a builtin_function_or_method",
     }
     assert differences([describe(one), describe(one)]) == []
+    kept = describe({"cluster": Cluster(3, inter_gbps=2.5), "profile": profile(np.ones((2, 4, 8), np.float32))})
+    assert (kept["cluster/inter_gbps"], kept["profile/leaves//units/8/push"]) == ("2.5", "2")
     assert differences([{"a": "1"}, {}] + [{"a": "1"}] * 9) == [
         "a is 1 on processes 0, 2, 3, 4, 5, 6, 7, 8 and 2 more, but missing on process 1"
     ]

@@ -12,7 +12,6 @@ from jax.experimental import multihost_utils
 
 from zen_jax._native import backend_info
 from zen_jax._typing import PyTree
-from zen_jax.planning.plan import Plan
 
 _PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.dtype, os.PathLike)
 _NAMED = 8  # processes that a message names for each value, and values that it names
@@ -24,11 +23,11 @@ def check_agreement(**what: PyTree) -> None:
     Call it on every process, behind `jax.distributed.initialize` and before the first step, with whatever they could
     disagree about: scheme, unit, hash, seed, plan, options, parameters. The versions of jax, jaxlib and zen_jax, and
     whether the kernels are custom calls, are always compared. It is a collective of a few bytes; a process by itself
-    agrees with itself.
+    agrees with itself, at no cost.
 
     Args:
-      **what: values by name: numbers, strings, None, a `Plan`, arrays, and trees of these. Arrays are compared by shape
-        and dtype, not by content; what is none of these by its type.
+      **what: values by name: numbers, strings, None, a `Plan`, `Cluster` or `SparsityProfile`, arrays, and trees of
+        these. Arrays are compared by shape and dtype, not by content; what is none of these by its type.
 
     Raises:
       ValueError: on every process; it names what differs, each value, and the processes that have it.
@@ -38,6 +37,8 @@ def check_agreement(**what: PyTree) -> None:
     """
     from zen_jax import __version__
 
+    if jax.process_count() == 1:
+        return
     versions = {"jax": jax.__version__, "jaxlib": jaxlib.__version__, "zen_jax": __version__}
     mine = describe(versions | {"kernels": _lowering()} | what)
     text = json.dumps(mine, sort_keys=True).encode()
@@ -57,7 +58,7 @@ def describe(tree: PyTree) -> dict[str, str]:
     """
 
     def documented(leaf: Any) -> Any:
-        return leaf.to_json() if isinstance(leaf, Plan) else leaf
+        return leaf.to_json() if hasattr(leaf, "to_json") else leaf
 
     leaves = jax.tree_util.tree_flatten_with_path(jax.tree.map(documented, tree), is_leaf=lambda leaf: leaf is None)[0]
     return {jax.tree_util.keystr(path, simple=True, separator="/"): _text(leaf) for path, leaf in leaves}
@@ -101,8 +102,6 @@ def _listed(processes: list[int]) -> str:
 
 def _gather(text: bytes) -> list[bytes]:
     """What every process passes, in their order."""
-    if jax.process_count() == 1:
-        return [text]
     sizes = multihost_utils.process_allgather(np.int32(len(text))).reshape(-1)
     padded = np.frombuffer(text.ljust(int(sizes.max()), b" "), np.uint8)
     rows = multihost_utils.process_allgather(padded)

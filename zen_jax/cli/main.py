@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         top.print_help()
         return DONE
     try:
+        output.check_apart(options)
         output.show(COMMANDS[options.command].run(options), options)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of a pipe has seen enough

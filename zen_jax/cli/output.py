@@ -34,6 +34,19 @@ def add_plot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=_figure_file, metavar="FILE", help="draw the result: .png, .pdf or .svg")
 
 
+def check_apart(options: argparse.Namespace) -> None:
+    """Raises a ValueError where a file to be written is one to be read."""
+
+    def files(*names: str) -> list[str | Path]:
+        given = (getattr(options, name, None) for name in names)
+        return [file for some in given if some for file in (some if isinstance(some, list) else [some])]
+
+    read = {Path(file).resolve() for file in files("gradients", "profile", "cluster")}
+    for file in files("json", "plot", "save_cluster"):
+        if Path(file).resolve() in read:
+            raise ValueError(f"{file} is read, and writing would replace it. Give another file.")
+
+
 def show(result: Result | None, options: argparse.Namespace) -> None:
     """Prints and writes what the options ask for; None is the result of a process that leaves it to another."""
     if result is None:

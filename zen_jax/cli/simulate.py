@@ -3,6 +3,7 @@
 The links stay as they are; hosts are added until there are enough workers."""
 
 import argparse
+from collections.abc import Iterable
 from typing import Any
 
 import zen_jax as zen
@@ -48,13 +49,14 @@ def _draw(simulation: zen.planning.simulate.Simulation, figure: Any) -> None:
     """Speed-up over dense by workers: of every scheme, of the choice, and the most there could be."""
     workers = [point.n for point in simulation.points]
     dense = [point.estimate.total("dense")[0] for point in simulation.points]
+
+    def over(seconds: Iterable[float]) -> list[float]:
+        return [most / each if each else float("nan") for most, each in zip(dense, seconds, strict=True)]
+
     axes = figure.subplots()
     for scheme in simulation.schemes:
-        seconds = (point.estimate.total(scheme)[0] for point in simulation.points)
-        axes.plot(workers, [most / each for most, each in zip(dense, seconds, strict=True)], label=scheme)
-    bounds = (point.bound[0] for point in simulation.points)
-    limit = [most / each if each else float("nan") for most, each in zip(dense, bounds, strict=True)]
-    axes.plot(workers, limit, "k:", label="lower bound")
+        axes.plot(workers, over(point.estimate.total(scheme)[0] for point in simulation.points), label=scheme)
+    axes.plot(workers, over(point.bound[0] for point in simulation.points), "k:", label="lower bound")
     axes.plot(workers, [point.speed_up for point in simulation.points], "k*", label="choice")
     axes.set(xlabel="workers", ylabel="speed-up over dense", xscale="log", yscale="log", xticks=workers)
     axes.set_xticks(workers, list(map(str, workers)))

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Collection
 from typing import Any
 
-import jax
-
 from zen_jax import errors
+from zen_jax.agreement import check_agreement
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.live import Profiler
 from zen_jax.planning.plan import ORDERED, Plan, plan, to_choose_from
@@ -22,21 +21,27 @@ class Autotuned:
     ) -> None:
         self.profile: SparsityProfile | None = None
         self.plan: Plan | None = None
-        self._make_step, self._cluster, self._schemes = make_step, cluster, schemes
-        self._to_profile = steps
+        self._make_step, self._cluster, self._steps, self._schemes = make_step, cluster, steps, schemes
+        self._calls = 0
         self._profiler = Profiler(cluster)
         self._step = make_step(self._profiler)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Ahead of the step: where this fails, no results are lost and no argument has been donated.
+        if self._calls == 0:
+            check_agreement(cluster=self._cluster, steps=self._steps, schemes=self._schemes)
+        elif self.plan is None and self._calls >= self._steps and self._has_seen_enough():
+            profile = self._profiler.profile()
+            planned = plan(profile, self._cluster, schemes=self._schemes)
+            self._step, self.profile, self.plan = self._make_step(planned), profile, planned
         results = self._step(*args, **kwargs)
-        if self.plan is None:
-            self._to_profile -= 1
-            if not self._to_profile:
-                jax.block_until_ready(results)
-                self.profile = self._profiler.profile()
-                self.plan = plan(self.profile, self._cluster, schemes=self._schemes)
-                self._step = self._make_step(self.plan)
+        self._calls += 1
         return results
+
+    def _has_seen_enough(self) -> bool:
+        """Whether to ask for a profile: of a step that ignores its plan as well, for which there never will be one."""
+        seen = self._profiler.steps
+        return seen is None or seen >= self._steps
 
 
 def autotune(
@@ -48,14 +53,15 @@ def autotune(
 ) -> Autotuned:
     """Profiles the first calls of a training step, plans, and goes on with the plan: two compilations in all.
 
-    Every process must call it alike; all reach the same plan. Gradients that later outgrow the plan are seen in `info`
-    (`rounds` above 1) and lose nothing.
+    It plans when it is called next, before that step: where planning fails, no results are lost. Every process must
+    call it alike; all reach the same plan. Gradients that later outgrow the plan are seen in `info` (`rounds` above 1)
+    and lose nothing.
 
     Args:
       make_step: from a plan to a step, compiled as you like; hands the plan to `zen_jax.synchronize` or
         `zen_jax.value_and_grad` and does nothing else with it. Called twice.
       cluster: the links, typed or from `zen_jax.calibrate`.
-      steps: calls that are profiled.
+      steps: calls to profile; any that synchronise nothing, under `jax.lax.cond`, come on top.
       schemes: as in `zen_jax.plan`.
 
     Returns:
@@ -63,7 +69,8 @@ def autotune(
 
     Raises:
       ValueError: for steps below 1, or schemes as `zen_jax.plan`; in the first call, before anything runs, for a
-        cluster of another size; when planning, for a step that ignored its plan.
+        cluster of another size, or processes with other arguments than each other; when planning, for a step that
+        ignored its plan.
 
     >>> import jax, jax.numpy as jnp
     >>> from zen_jax.transforms.synchronize import synchronize

@@ -17,7 +17,7 @@ from zen_jax import _axis, errors, kernels
 from zen_jax._typing import Array
 from zen_jax.planning.cluster import COLLECTIVES, Cluster, Link, Rate
 
-SMALL, MEDIUM, LARGE = 1 << 12, 1 << 20, 1 << 26  # bytes that a worker sends in one collective
+SMALL, MEDIUM, LARGE = 4, 1 << 20, 1 << 26  # bytes that a worker sends in one collective; SMALL ones show latency alone
 LARGE_SECONDS = 0.4  # that a collective of large messages may take: slow links get smaller ones
 IN_A_ROW = (1, 5)  # small collectives in one timed call, so that starting the call is told from them
 REPEATS = 3
@@ -77,7 +77,7 @@ def calibrate(mesh: Mesh, axis_name: str = "data", intra_axis: str | None = None
 def _measure_links(
     mesh: Mesh, axis_name: str, slowest: Slowest, collectives: Sequence[str] = COLLECTIVES
 ) -> dict[str, Link]:
-    """Latency from small messages; the rate from large ones, for bursts, buffers and caches flatter all others."""
+    """Latency from the smallest messages, the rate from large ones: bursts, buffers and caches flatter all others."""
     n, links = mesh.shape[axis_name], {}
     for name in collectives if n > 1 else ():
         timed = _timed_collective(name, mesh, axis_name, slowest)
@@ -93,6 +93,7 @@ def _measure_links(
 def _timed_collective(name: str, mesh: Mesh, axis_name: str, slowest: Slowest) -> Callable[..., float]:
     """Gives the seconds of a collective in which a worker sends about so many bytes, or of several in a row."""
     n = mesh.shape[axis_name]
+    rows = n if name == "all_to_all" else 1
     sent_for_each_byte_held = {
         "all_to_all": (n - 1) / n,
         "all_gather": n - 1,
@@ -114,8 +115,8 @@ def _timed_collective(name: str, mesh: Mesh, axis_name: str, slowest: Slowest) -
     run = _on_workers(worker, mesh, axis_name)
 
     def timed(nbytes: int, times: int = 1) -> float:
-        rows = max(1, round(nbytes / sent_for_each_byte_held[name] / (4 * n)))
-        held = _on_every_device(np.ones((n, rows), np.float32), mesh)
+        columns = max(1, round(nbytes / sent_for_each_byte_held[name] / (4 * rows)))
+        held = _on_every_device(np.ones((rows, columns), np.float32), mesh)
         return float(slowest(_seconds(lambda: run(held, np.int32(times)), slowest, warm_up=1)))
 
     return timed

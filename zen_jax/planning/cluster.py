@@ -9,6 +9,7 @@ from zen_jax import errors
 from zen_jax.planning.documents import Kept
 
 COLLECTIVES = ("all_to_all", "all_gather", "psum", "permute")
+KERNELS = ("partition", "aggregate", "encode", "decode", "sum", "copy")
 _POINT_TO_POINT = ("all_to_all", "permute")
 
 
@@ -50,7 +51,8 @@ class Cluster(Kept):
       kernels: measured rates by kernel; without them computing counts for nothing beside sending.
 
     Raises:
-      ValueError: for counts below 1, bandwidths that are not positive or a negative latency.
+      ValueError: for counts below 1, bandwidths that are not positive, a negative latency, or a collective or kernel
+        that there is none of.
 
     >>> cluster = Cluster(hosts=4, inter_gbps=8, latency_us=100)
     >>> cluster.workers, round(cluster.seconds("psum", 1e6, n=4), 6)
@@ -76,6 +78,8 @@ class Cluster(Kept):
         errors.check_not_negative("latency_us", self.latency_us)
         for name in self.collectives:
             errors.check_choice("collectives", name, COLLECTIVES)
+        for name in self.kernels:
+            errors.check_choice("kernels", name, KERNELS)
 
     @classmethod
     def _from_json(cls, document: Mapping[str, Any]) -> Self:
@@ -88,19 +92,20 @@ class Cluster(Kept):
     def workers(self) -> int:
         return self.hosts * self.devices_per_host
 
-    def check_workers(self, n: int) -> None:
+    def check_workers(self, n: int, whose: str = "the profile is of") -> None:
         """Raises a ValueError unless n workers are this cluster's devices, or its hosts with devices reduced first."""
         if n not in (self.workers, self.hosts):
             raise ValueError(
-                f"the profile is of {n} workers, but the cluster has {self.hosts} hosts with {self.devices_per_host} "
-                "devices each. Profile as many workers as there are devices, or hosts."
+                f"{whose} {n} workers, but the cluster has {self.hosts} hosts with {self.devices_per_host} devices "
+                "each. Give a cluster of as many devices, or hosts."
             )
 
-    def seconds(self, collective: str, nbytes: float, n: int) -> float:
+    def seconds(self, collective: str, nbytes: float, n: int, distance: int | None = None) -> float:
         """Time of one collective among n workers, of which each sends and receives `nbytes` bytes.
 
         It takes ceil(log2 n) steps (a permute one). Where several devices share a machine's link, an all-gather and a
-        psum cross it once in a ring; what all-to-all and permute send to other machines competes for it.
+        psum cross it once in a ring; what all-to-all and permute send to other machines competes for it. Partners in a
+        permute are anywhere, or a power of two of workers apart: `distance`.
         """
         steps = 1 if collective == "permute" else max(1, math.ceil(math.log2(n)))
         if collective in self.collectives:
@@ -109,6 +114,8 @@ class Cluster(Kept):
         inside = self.intra_gbps or self.inter_gbps
         devices = self.devices_per_host if n == self.workers else 1
         outside_share = (n - devices) / max(1, n - 1)
+        if distance is not None:
+            outside_share = float(devices < n and devices % (2 * distance) > 0)
         crossing = nbytes * outside_share * devices if collective in _POINT_TO_POINT else nbytes * (self.hosts > 1)
         staying = nbytes * (1 - outside_share)
         transfer = max(_transfer(crossing, self.inter_gbps), _transfer(staying, inside))

@@ -23,9 +23,9 @@ from zen_jax.schemes.partitioning import Contiguous, Partitioning, TileRotation
 from zen_jax.schemes.pull import pull_format
 from zen_jax.schemes.servers import COUNT_BYTES, push_bytes, sparse_limit
 
-HEADROOM = 1.03  # by how much a planned capacity exceeds the fullest message measured
-PUSH_FORMATS = ("coo", "bitmap")
-PULL_FORMATS = ("hash_bitmap", "coo", "dense")
+HEADROOM = 1.03  # by how much a planned capacity exceeds the fullest message profiled
+PUSH_FORMATS_TO_TRY = ("coo", "bitmap")
+PULL_FORMATS_TO_TRY = ("hash_bitmap", "coo", "dense")
 
 
 class Exchange(NamedTuple):
@@ -33,6 +33,7 @@ class Exchange(NamedTuple):
 
     collective: str
     nbytes: float
+    distance: int | None = None  # workers between partners in a permute
 
 
 class Work(NamedTuple):
@@ -68,7 +69,7 @@ class Candidate:
 
     def seconds(self, cluster: Cluster, n: int) -> float:
         """Time among n workers, one collective or kernel after the other."""
-        sending = sum(cluster.seconds(*exchange, n) for exchange in self.exchanges)
+        sending = sum(cluster.seconds(each.collective, each.nbytes, n, each.distance) for each in self.exchanges)
         return sending + self.seconds_computing(cluster, n)
 
     def seconds_computing(self, cluster: Cluster, n: int) -> float:
@@ -120,8 +121,8 @@ def _dense(leaf: LeafProfile, n: int) -> Iterator[Candidate]:
 def _zen(unit: UnitProfile, leaf: LeafProfile, n: int) -> Iterator[Candidate]:
     """Equation 1, the union as measured in place of gamma^n d, and messages as full as the fullest."""
     hashed = TileRotation(unit.units, n, seed=0)
-    for pushed in PUSH_FORMATS:
-        for pulled in PULL_FORMATS:
+    for pushed in PUSH_FORMATS_TO_TRY:
+        for pulled in PULL_FORMATS_TO_TRY:
             candidate, falls_back = _on_servers(hashed, unit, leaf, n, (unit.push, unit.pull), pushed, pulled)
             yield Candidate("zen", unit.width, *candidate, pushed, pulled)
             if falls_back:
@@ -208,12 +209,14 @@ def _sparcml(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
     whole = unit.units * unit_bytes
     dense_from = sparcml.dense_from(unit.units, unit_bytes)
     capacities, exchanges, work, dense = [], [], [], False
-    for count, _ in zip(unit.groups, sparcml.stages(n), strict=False):
+    for count, stage in zip(unit.groups, sparcml.stages(n), strict=False):
         capacity = planned(count, max(1, dense_from - 1))
         dense = dense or count >= dense_from
         message = whole if dense else coo.message_bytes(capacity, unit.width, dtype)
         capacities.append(capacity)
-        exchanges += [Exchange("all_gather", (n - 1) * WORD_BYTES), Exchange("permute", message)]
+        source, target = stage.pairs[0]
+        permute = Exchange("permute", message, abs(source - target))
+        exchanges += [Exchange("all_gather", (n - 1) * WORD_BYTES), permute]
         held = count * unit_bytes
         work += [Work("partition", whole, held), Work("aggregate", whole, 2 * held), Work("copy", 4 * message, 0)]
         dense = dense or 2 * count >= dense_from

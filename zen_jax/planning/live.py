@@ -29,8 +29,8 @@ class Profiler:
     """Watches the gradients that `zen_jax.synchronize(..., plan=profiler)` reduces, and makes a profile of them.
 
     Trace the step anew, without the profiler, when it has seen enough: then profiling costs nothing more. Leaves under
-    `dense_below` bytes (1 MiB) are not looked at, for they travel together, nor are row-sparse gradients, which need no
-    plan. Works wherever `synchronize` does; among several hosts all come to the same profile.
+    `dense_below` bytes (1 MiB) are not looked at, for they travel together; row-sparse gradients need no plan, and are
+    left out of the profile. Works wherever `synchronize` does; among several hosts all come to the same profile.
 
     Args:
       cluster: what the profile is for, if known: a step of another number of workers is refused before it runs.
@@ -67,17 +67,18 @@ class Profiler:
         """
         n, workers = _axis.axis_size(axis_name), _axis.joined(axis_name, intra_axis)
         if self._cluster is not None:
-            self._cluster.check_workers(n)
+            self._cluster.check_workers(n, "the axis has")
         device = jnp.int32(0)
         for axis in (*_axis.axis_names(workers), *_axis.beside(workers)):
             device = device * _axis.axis_size(axis) + lax.axis_index(axis)
+        named = [(name, densified(leaf)) for name, leaf in named if not is_row_sparse(leaf)]
         self._leaves = {name: (leaf.shape, str(leaf.dtype)) for name, leaf in named}
         self._n, self._seed, self._dense_below = n, seed, dense_below
         with jax.named_scope("profile"):
             found = {
                 (name, width): bitmap
-                for name, leaf in ((name, densified(leaf)) for name, leaf in named)
-                if leaf.size and leaf.nbytes >= dense_below and n > 1 and not is_row_sparse(leaf)
+                for name, leaf in named
+                if leaf.size and leaf.nbytes >= dense_below and n > 1
                 for width, bitmap in _touched(leaf if intra_axis is None else lax.psum(leaf, intra_axis), n).items()
             }
             counts = count(list(found.values()), axis_name, seed=seed) if found else []
@@ -92,14 +93,21 @@ class Profiler:
             report.setdefault(name, {})[width] = counted
         self._reports.setdefault(int(device), []).append(report)
 
+    @property
+    def steps(self) -> int | None:
+        """How many steps it has seen run; None before any was traced with it."""
+        return len(self._seen()) if self._n else None
+
+    def _seen(self) -> list[Report]:
+        """A report for each step: they are the same on every device, and a host may see several devices'."""
+        jax.effects_barrier()
+        return self._reports[min(self._reports)] if self._reports else []
+
     def profile(self) -> SparsityProfile:
         """The profile of all steps that have run; a ValueError where none has."""
-        jax.effects_barrier()
-        if not self._reports:
+        steps, leaves = self._seen(), {}
+        if not steps:
             raise ValueError("the profiler has seen no step. Hand it to zen_jax.synchronize or value_and_grad as plan.")
-        # Reports are the same on every device, and a host may see several devices'.
-        steps = self._reports[min(self._reports)]
-        leaves = {}
         for name, (shape, dtype) in self._leaves.items():
             counted = [step[name] for step in steps if name in step]
             leaves[name] = leaf_profile(shape, dtype, counted) if counted else LeafProfile(shape, dtype)

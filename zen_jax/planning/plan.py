@@ -10,13 +10,16 @@ from zen_jax import errors
 from zen_jax._typing import Array
 from zen_jax.planning.buckets import BUCKET_BYTES, buckets
 from zen_jax.planning.cluster import Cluster
+from zen_jax.planning.costs import Candidate
 from zen_jax.planning.documents import Kept
 from zen_jax.planning.estimate import Estimate, Estimated, estimate
 from zen_jax.planning.profile import LeafProfile, SparsityProfile
 from zen_jax.planning.table import table
+from zen_jax.row_sparse import is_row_sparse
 from zen_jax.schemes import registry
 from zen_jax.schemes.pull import PULL_FORMATS
 from zen_jax.schemes.push import PUSH_FORMATS
+from zen_jax.units import unit_width
 
 ORDERED = ("dense_ordered", "auto", "zen", "agsparse", "sparse_ps", "omnireduce")
 """The schemes that sum in worker order, so that which of them a plan picks changes no bit of a result."""
@@ -29,7 +32,8 @@ class LeafPlan:
     """How one leaf travels.
 
     Raises:
-      ValueError: for an unknown scheme or format, a capacity below 1, a dtype, unit or bucket that is none.
+      ValueError: for an unknown scheme or format, a capacity below 1, a dtype, unit or bucket that is none, a unit that
+        does not divide the columns, or a bucket under a scheme that is not dense.
     """
 
     shape: tuple[int, ...]
@@ -45,7 +49,8 @@ class LeafPlan:
         capacity = (self.capacity,) if errors.is_integer(self.capacity) else self.capacity
         try:
             dtype = jnp.dtype(self.dtype)
-            plain = {"shape": tuple(self.shape), "dtype": str(dtype), "capacity": capacity and tuple(capacity)}
+            capacity = None if capacity is None else tuple(capacity)
+            plain = {"shape": tuple(self.shape), "dtype": str(dtype), "capacity": capacity}
         except TypeError as error:
             raise ValueError(f"{self} has a shape, dtype or capacity that is none: {error}.") from error
         errors.check_float("dtype", dtype)
@@ -57,21 +62,28 @@ class LeafPlan:
         errors.check_at_least("unit", self.unit, 1)
         for size in self.shape:
             errors.check_at_least("shape", size, 0)
+        unit_width(self.shape, self.unit, n=1)  # refuses what does not divide
+        if self.capacity == ():
+            raise ValueError("capacity=() is of no exchange. Give one for each, or None.")
         for capacity in self.capacity or ():
             errors.check_at_least("capacity", capacity, 1)
         if self.bucket is not None:
             errors.check_at_least("bucket", self.bucket, 0)
+            if self.scheme not in _DENSE:
+                raise ValueError(
+                    f"scheme={self.scheme!r} is in bucket {self.bucket}, but buckets travel dense. Use one of "
+                    f"{', '.join(_DENSE)}, or no bucket."
+                )
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments of `zen_jax.all_reduce`."""
-        names = ("scheme", "unit", "capacity", "push_format", "pull_format")
-        return {name: getattr(self, name) for name in names}
+    options = Candidate.options
 
 
 @dataclass(frozen=True)
 class Plan(Kept):
-    """Plans of a tree's leaves by name, for n workers and a hash seed. `str(plan)` is a table."""
+    """Plans of a tree's leaves by name, for n workers and a hash seed. `str(plan)` is a table.
+
+    Leaves whose gradients are row-sparse need none: they travel as they are.
+    """
 
     kind = "plan"
 
@@ -99,12 +111,15 @@ class Plan(Kept):
             raise ValueError(f"plan is for {self.n} workers, but the axis has {n}. Make a plan for {n} workers.")
         if seed != self.seed:
             raise ValueError(f"plan was made with seed={self.seed}, but seed={seed} was given. Use the plan's.")
-        if set(self.leaves) != {name for name, _ in named}:
-            differing = sorted(set(self.leaves) ^ {name for name, _ in named})
+        names = {name for name, _ in named}
+        # Row-sparse gradients need no plan, and parameters do not tell which of them will have such.
+        needing = {name for name, leaf in named if n is not None and not is_row_sparse(leaf)}
+        if not needing <= set(self.leaves) <= names:
+            differing = sorted(set(self.leaves) ^ names)
             raise ValueError(f"plan is for other leaves: {', '.join(differing)} differ. Make a plan for this tree.")
         for name, leaf in named:
-            planned = self.leaves[name]
-            if n is not None and (planned.shape, planned.dtype) != (leaf.shape, str(leaf.dtype)):
+            planned = self.leaves.get(name)
+            if planned and n is not None and (planned.shape, planned.dtype) != (leaf.shape, str(leaf.dtype)):
                 raise ValueError(
                     f"plan is for {name} of {planned.dtype}{list(planned.shape)}, but the gradient is "
                     f"{leaf.dtype}{list(leaf.shape)}. Make a plan for these shapes."
@@ -137,8 +152,9 @@ def plan(
 ) -> Plan:
     """Plans how each leaf travels: the scheme, unit and formats that `estimate` finds fastest, and messages that fit.
 
-    Capacities are 3 % above the fullest messages profiled. A message that outgrows them is sent all the same, in the
-    next larger size. Leaves under 1 MiB that are no faster by themselves are fused into dense buckets.
+    Capacities are 3 % above the fullest messages profiled; where a `Profiler` has sampled a leaf, above what they are
+    estimated at: Theorem 2's bound under hashed schemes. A message that outgrows them is sent all the same, in the next
+    larger size. Leaves under 1 MiB that are no faster by themselves are fused into dense buckets.
 
     Args:
       profile: from `zen_jax.profile`.

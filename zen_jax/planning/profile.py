@@ -11,7 +11,7 @@ import numpy as np
 
 from zen_jax import errors
 from zen_jax._typing import Array, PyTree, Unit
-from zen_jax.errors import check_float, check_seed, check_workers
+from zen_jax.errors import check_at_least, check_float, check_not_negative, check_positive, check_seed, check_workers
 from zen_jax.formats.tensor_block import BLOCK
 from zen_jax.planning.buckets import DENSE_BELOW
 from zen_jax.planning.documents import Kept
@@ -24,6 +24,9 @@ from zen_jax.units import check_unit, unit_width
 @dataclass(frozen=True)
 class UnitProfile:
     """A gradient seen in units of one width. Means are over workers and steps, maxima over all of them.
+
+    Raises:
+      ValueError: for numbers that no gradient has.
 
     Source: ZEN (OSDI 2025), section 2.1.
     """
@@ -38,6 +41,28 @@ class UnitProfile:
     pull: int  # units in the fullest shard of a hashed server
     contiguous_push: int  # as push and pull, where server j owns the j-th n-th of the units
     contiguous_pull: int
+
+    def __post_init__(self) -> None:
+        n = len(self.unions)
+        check_workers(n)
+        for name in ("width", "units"):
+            check_at_least(name, getattr(self, name), 1)
+        for name in _FULLEST:
+            check_at_least(name, getattr(self, name), 0)
+        check_not_negative("overlap", self.overlap)
+        for union in self.unions:
+            check_not_negative("unions", union)
+        for group in self.groups:
+            check_at_least("groups", group, 0)
+        for parts, ratio in self.partition_skewness.items():
+            check_at_least("partitions", parts, 1)
+            check_positive("partition_skewness", ratio)
+        if list(self.unions) != sorted(self.unions) or self.unions[-1] > self.units:
+            raise ValueError(f"unions={self.unions} must grow, to {self.units} units at most. Profile again.")
+        if n not in self.partition_skewness:
+            raise ValueError(f"partition_skewness={self.partition_skewness} lacks {n} partitions. Profile again.")
+        if len(self.groups) <= (n - 1).bit_length():
+            raise ValueError(f"groups={self.groups} lack some of the partial sums of {n} workers. Profile again.")
 
     @property
     def nonzero(self) -> float:
@@ -60,11 +85,25 @@ class UnitProfile:
 
 @dataclass(frozen=True)
 class LeafProfile:
-    """One leaf: its shape, and what was measured by unit width; nothing, for a leaf too small to be worth it."""
+    """One leaf: its shape, and what was measured by unit width; nothing, for a leaf too small to be worth it.
+
+    Raises:
+      ValueError: for a shape that is none, or units that do not make it up.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     units: Mapping[int, UnitProfile] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for size in self.shape:
+            check_at_least("shape", size, 0)
+        for width, unit in self.units.items():
+            if unit.width != width or unit.units != -(-self.elements // unit.width):
+                raise ValueError(
+                    f"units={unit.units} of width={unit.width}, kept under {width}, do not make up shape={self.shape}. "
+                    "Profile again."
+                )
 
     @property
     def elements(self) -> int:
@@ -85,7 +124,11 @@ class LeafProfile:
 
 @dataclass(frozen=True)
 class SparsityProfile(Kept):
-    """Profiles of a tree's leaves by name, of n workers over some steps. `str(profile)` is a table."""
+    """Profiles of a tree's leaves by name, of n workers over some steps. `str(profile)` is a table.
+
+    Raises:
+      ValueError: for counts out of range, a dtype that is no float, or leaves profiled among other numbers of workers.
+    """
 
     kind = "profile"
 
@@ -98,8 +141,10 @@ class SparsityProfile(Kept):
     def __post_init__(self) -> None:
         check_workers(self.n)
         check_seed(self.seed)
+        check_at_least("steps", self.steps, 1)
+        check_at_least("dense_below", self.dense_below, 0)
         for name, leaf in self.leaves.items():
-            check_float(name, np.dtype(leaf.dtype))
+            check_float(name, np.dtype(str(leaf.dtype)))  # of None NumPy makes float64
             measured = {len(unit.unions) for unit in leaf.units.values()}
             if measured - {self.n}:
                 raise ValueError(f"{name} was profiled among {max(measured)} workers, but n={self.n}.")
@@ -167,7 +212,7 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
         alone = len(measured[0]) == 1
         widths = () if _left_out(stacked, None if alone else unit) else candidate_widths(stacked.shape[1:], n, unit)
         counted = [
-            jax.device_get(count_stacked(named[position][1], widths=widths, seed=seed)) if widths else {}
+            jax.device_get(count_stacked(_as_counted(named[position][1]), widths=widths, seed=seed)) if widths else {}
             for named in measured
         ]
         leaves[name] = leaf_profile(stacked.shape[1:], stacked.dtype, counted)
@@ -179,6 +224,13 @@ def _left_out(stacked: Array, unit: Unit | None) -> bool:
     fused = stacked.nbytes < DENSE_BELOW * stacked.shape[0]
     undivided = errors.is_integer(unit) and math.prod(stacked.shape[2:]) % unit != 0
     return not stacked.size or (fused and undivided)
+
+
+def _as_counted(stacked: Array) -> Array:
+    """A leaf as JAX takes it: without x64 it rounds float64 to float32, and what is tiny to zero."""
+    if jax.dtypes.canonicalize_dtype(stacked.dtype) == stacked.dtype:
+        return stacked
+    return (np.asarray(stacked) != 0).astype(np.float32)
 
 
 def candidate_widths(shape: tuple[int, ...], n: int, unit: Unit | None = None) -> tuple[int, ...]:

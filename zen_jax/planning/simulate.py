@@ -118,7 +118,8 @@ def simulate(
     """
     schemes = to_choose_from(schemes)
     cluster.check_workers(profile.n)
-    errors.check_at_least("the profile's n", profile.n, 2)
+    if profile.n < 2:
+        raise ValueError("the profile is of 1 worker, which says nothing of more. Profile at least two workers.")
     flat = profile.n == cluster.workers
     points = []
     for n in workers:
