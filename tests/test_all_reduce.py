@@ -223,6 +223,19 @@ def test_any_gradient(n, seed, density, by_row):
         check("vmap", n, stack, SUM[scheme](stack, n), scheme, scheme=scheme)
 
 
+@pytest.mark.parametrize(
+    "units,options",
+    [(2**31 + 8, {"scheme": scheme}) for scheme in (*MAIN, "omnireduce")]
+    + [(2**31 + 8, {"hash": "murmur"}), (2**31 + 8, {"pull_format": "coo"}), (2**32 + 8, {})],
+)
+def test_more_units_than_32_bits_name(units, options):
+    """Each server names its own; where those are too many, or all must be named, auto goes dense. Traced, never run."""
+    worker = lambda x: zen.all_reduce(x, harness.AXIS, unit="element", capacity=9, return_info=True, **options)  # noqa: E731
+    stack = jax.ShapeDtypeStruct((2, units), jnp.float32)
+    reduced, info = jax.eval_shape(jax.vmap(worker, axis_name=harness.AXIS), stack)
+    assert reduced.shape == (2, units) and info.density.shape == (2,)
+
+
 # --- under shard_map, jit and tuples of axes --------------------------------------------------------------------
 
 
@@ -363,6 +376,10 @@ def test_rounds_count_outgrown_capacity():
     stack = structured(n, (509,))["all dense"]
     assert _info(n, stack, scheme="zen", capacity=128).rounds == 1
     assert _info(n, stack, scheme="zen", capacity=32).rounds == 4
+    disjoint = jnp.eye(n).repeat(100, axis=1)  # each worker pushes 25 units to every server, which sums 100
+    assert _info(n, disjoint, scheme="zen", capacity=(32, 128)).rounds == 1
+    assert _info(n, disjoint, scheme="zen", capacity=(32, 32)).rounds == 4
+    assert _info(n, disjoint, scheme="zen", capacity=(32, 32), pull_format="dense").rounds == 1
 
 
 def test_total_adds_up():

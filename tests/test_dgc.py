@@ -1,5 +1,6 @@
 """Deep Gradient Compression: it follows the paper, warms up, shares thresholds, and trains as well as dense."""
 
+import importlib
 import math
 
 import harness
@@ -9,7 +10,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from cases import normal
+from cases import assert_same_bits, normal
 from jax.sharding import AxisType, PartitionSpec
 
 import zen_jax as zen
@@ -50,6 +51,51 @@ def test_dgc_leaves_vectors_to_momentum():
         sent, state = sparsifier.update(jnp.asarray(normal(9, step)), state)
         expected, expected_state = plain.update(jnp.asarray(normal(9, step)), expected_state)
         np.testing.assert_allclose(sent, expected, 1e-6)
+
+
+def test_velocity_of_vectors_stays_finite_in_float16():
+    sparsifier, gradient = zen.dgc(), jnp.array([6e4, -6e4, 6e-8], jnp.float16)
+    sent, state = sparsifier.update(gradient, sparsifier.init(gradient))
+    assert_same_bits(sent, gradient)
+    sent, state = sparsifier.update(gradient, state)
+    assert sent[:2].tolist() == [65504, -65504]
+
+
+@pytest.mark.parametrize("scale", [0, 1e-30, 1, 3e19, 1e36])
+def test_clipping_whatever_the_magnitude(scale):
+    """Squares of a gradient may overflow or vanish: over two shards, of two workers, its norm is what NumPy says."""
+    gradients = normal((2, 2, 9)) * np.float32(scale)
+    expected = gradients.astype(np.float64)
+    expected *= np.minimum(
+        1, math.sqrt(1 / 2) / np.maximum(np.linalg.norm(expected, axis=(1, 2), keepdims=True), 1e-99)
+    )
+    sent = clipped(gradients)
+    np.testing.assert_allclose(sent, expected, 1e-5)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_clipping_hides_nothing(poison):
+    gradients = normal((2, 2, 9))
+    gradients[0, 1, 3] = poison
+    sent = clipped(gradients)
+    np.testing.assert_array_equal(sent[0], gradients[0])
+    assert np.isfinite(sent[1]).all()
+
+
+def clipped(gradients):
+    """What workers [n, shards, size] with a bound of 1 on the norm send."""
+    sparsifier = zen.dgc(clip_norm=1.0, axis_name="data", model_axis="model")
+    worker = lambda g: sparsifier.update(g, sparsifier.init(g))[0]  # noqa: E731
+    return np.asarray(jax.vmap(jax.vmap(worker, axis_name="model"), axis_name="data")(gradients))
+
+
+@pytest.mark.parametrize("share", [1.0, 0.75, 2**-20])
+@pytest.mark.parametrize("size", [1, 5000, 2**24 + 1, 2**31 - 1])
+def test_a_schedule_sends_as_many_as_a_number(share, size):
+    """Though float32 does not hold every size."""
+    bounds = importlib.import_module("zen_jax.transforms.dgc")._bounds
+    least, most = bounds(jnp.float32(share), size)
+    assert least == math.ceil(share * size) and least <= most <= size
 
 
 def test_dgc_warms_up():

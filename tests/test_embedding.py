@@ -55,6 +55,15 @@ def test_bag(table_for, combiner, padding_id):
     np.testing.assert_allclose(actual, expected, 1e-6)
 
 
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+def test_bags_of_16_bits_round_once(combiner):
+    """A sum may leave float16 on its way to a mean, or to a sum within it."""
+    table = jnp.array([[6e4], [6e4], [-6e4]], jnp.float16)
+    ids = jnp.array([[0, 1, 1]]) if combiner == "mean" else jnp.array([[0, 1, 2]])
+    actual = embedding.bag(table, ids, combiner=combiner)
+    assert actual.dtype == jnp.float16 and actual[0, 0] == table[0, 0]
+
+
 def test_narrow_ids():
     """Ids of as few bits as the table has rows: none of them may be taken for another, or for padding."""
     table = np.arange(256, dtype=np.float32)[:, None]
@@ -73,6 +82,16 @@ BAD = {
     "padding of another id": (lambda t: embedding.bag(t, np.array([-1, -2]), padding_id=-1), "ids hold -2"),
     "taken": (lambda t: embedding.take_rows(t, [np.array([1]), np.array([99])]), "ids hold 99"),
     "floats": (lambda t: embedding.lookup(t, np.array([1.0])), "dtype float.*must be integers"),
+    "a list": (lambda t: embedding.lookup(t, [1, 2]), "ids are a list, but they must be one array"),
+    "a bag's list": (lambda t: embedding.bag(t, [1, 2]), "ids are a list"),
+    "a scalar table": (lambda t: embedding.lookup(t[0, 0], np.array([0])), "table is a scalar"),
+    "nothing to take from": (lambda t: embedding.take_rows(t[0, 0], np.array([0])), "table is a scalar"),
+    "half a padding": (lambda t: embedding.lookup(t, np.array([1]), padding_id=1.5), "padding_id=1.5 must be None or"),
+    "wide padding": (lambda t: embedding.lookup(t, np.int32([1]), padding_id=2**40), "padding_id=1099511627776.*int32"),
+    "padding of one name": (
+        lambda t: embedding.take_rows(t, [np.array([1])], padding_id=True),
+        "padding_id=True must be None or an integer",
+    ),
     "combiner": (lambda t: embedding.bag(t, np.array([1]), combiner="max"), "combiner='max' is unknown"),
     "no bag": (lambda t: embedding.bag(t, np.int32(1)), "must have a last axis"),
     "name": (

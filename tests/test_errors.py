@@ -58,6 +58,8 @@ def all_reduce(stack=GRADIENT, axis_name=harness.AXIS, **options):
         ({"stack": GRADIENT.astype(bool)}, ("bool", "float32")),
         ({"seed": -1}, ("seed", "-1")),
         ({"seed": 2**32}, ("seed", str(2**32))),
+        ({"axis_name": ["w"]}, ("axis_name=['w']", "tuple")),
+        ({"intra_axis": ["w"]}, ("intra_axis=['w']", "tuple")),
     ],
 )
 @pytest.mark.parametrize("scheme", zen.schemes.names())
@@ -166,6 +168,7 @@ def test_derivative():
             lambda: zen.kernels.hash_bitmap_decode(jnp.ones((2, 2), jnp.uint32), jnp.ones((2, 4)), 40),
             ("words", "(2, 2)", "(2, 1)"),
         ),
+        (lambda: zen.kernels.hash_bitmap_decode(jnp.ones((0, 1), jnp.uint32), jnp.ones((0, 4)), 4), ("n=0", "1")),
         (
             lambda: zen.kernels.hash_bitmap_decode(jnp.ones((2, 1), jnp.int32), jnp.ones((2, 4)), 40),
             ("words", "int32", "uint32"),
@@ -205,6 +208,7 @@ def test_kernels(call, fragments):
         ({"bucket_bytes": 0}, ("bucket_bytes", "0")),
         ({"plan": "plan.json"}, ("plan is a str", "Profiler")),
         ({"seed": -1}, ("seed", "-1")),
+        ({"intra_axis": ["w"]}, ("intra_axis=['w']", "tuple")),
     ],
 )
 def test_synchronize_arguments(options, fragments):
@@ -216,6 +220,8 @@ def test_synchronize_leaves():
     transform = zen.synchronize(harness.AXIS)
     refuses(lambda: transform.init({"layer": {"steps": jnp.zeros(3, jnp.int32)}}), "layer/steps", "int32", "masked")
     refuses(lambda: transform.init({"phase": jnp.zeros(3, jnp.complex64)}), "phase", "complex64")
+    refuses(lambda: transform.init({"steps": 3}), "steps", "int32", "masked")
+    refuses(lambda: transform.init({"name": "embed"}), "name is a str", "masked")
 
 
 def test_synchronize_axis():
@@ -283,7 +289,7 @@ def test_autotune_for_another_cluster_is_refused_before_a_step_runs():
         return lambda g: ran.append(step(g))
 
     gradients = jnp.asarray(GRADIENT)
-    refuses(lambda: zen.autotune(make_step, cluster=zen.Cluster(7))(gradients), "7 hosts", f"{N} workers")
+    refuses(lambda: zen.autotune(make_step, cluster=zen.Cluster(7))(gradients), "7 hosts", f"the axis has {N} workers")
     assert not ran and not gradients.is_deleted()
     refuses(lambda: zen.autotune(make_step, cluster=zen.Cluster(N), schemes=["zen"]), "schemes", "dense_ordered")
 
@@ -295,6 +301,24 @@ def test_more_units_than_pure_jax_can_name():
     refuses(lambda: jax.eval_shape(lambda x: partition.reference(x, 1, 1), floats), str(2**31), "wider units")
     values = jax.ShapeDtypeStruct((1, 1, 1), jnp.float32)
     refuses(lambda: jax.eval_shape(lambda *m: decode.reference(*m, 2**31), words, values), str(2**31), "wider units")
+
+
+@pytest.mark.parametrize(
+    "units,options,who",
+    [
+        (2**31, {"scheme": "agsparse"}, "scheme='agsparse'"),
+        (2**31, {"scheme": "sparcml"}, "scheme='sparcml'"),
+        (2**31, {"scheme": "sparse_ps"}, "pull_format='coo'"),
+        (2**31, {"scheme": "zen", "pull_format": "coo"}, "pull_format='coo'"),
+        (2**31, {"scheme": "zen", "pull_format": "bitmap"}, "pull_format='bitmap'"),
+        (2**31, {"scheme": "zen", "hash": "murmur"}, "hash='murmur'"),
+        (2**32, {"scheme": "zen"}, "each of 2 servers"),
+    ],
+)
+def test_more_units_than_a_scheme_can_name(units, options, who):
+    reduce = lambda x: zen.all_reduce(x, harness.AXIS, unit="element", **options)  # noqa: E731
+    stack = jax.ShapeDtypeStruct((N, units), jnp.float32)
+    refuses(lambda: jax.eval_shape(jax.vmap(reduce, axis_name=harness.AXIS), stack), who, "wider units", "'auto'")
 
 
 def test_numpy_scalars_are_numbers():

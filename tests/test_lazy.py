@@ -102,6 +102,14 @@ def test_lazy_equals_dense(name, every_row):
     np.testing.assert_allclose(actual, expected, *((0, 0) if name == "sgd" else (1e-5, 1e-6)))
 
 
+def test_gradients_of_another_table_are_refused():
+    """Also by an optimizer without state."""
+    optimizer, table = embedding.lazy(optax.sgd(0.1)), jnp.asarray(TABLE[1:])
+    gradient = merged(np.arange(3), integers(3, D))
+    with pytest.raises(ValueError, match=r"table of shape \(23, 3\), but the table has \(22, 3\)"):
+        optimizer.update(gradient, optimizer.init(table), table)
+
+
 def test_densify_equals_dense():
     steps = list(batches())
     optimizer = optax.chain(embedding.densify(), OPTIMIZERS["adamw"])

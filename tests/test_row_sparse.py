@@ -51,6 +51,27 @@ def test_adding_and_taking():
         optax.tree.scale(0.5, gradient).take(jnp.asarray(TABLE))
 
 
+def test_lookups_of_any_shape():
+    """Ids [B, L] with rows [B, L, D], as a model has them."""
+    ids, rows = RNG.integers(0, V, (2, 3)).astype(np.int32), integers(2, 3, D)
+    np.testing.assert_array_equal(merged(ids, rows).to_dense(), merged(ids.ravel(), rows.reshape(6, D)).to_dense())
+
+
+def test_ids_without_rows_are_refused():
+    with pytest.raises(ValueError, match=r"rows have shape \(2, 3\), but ids \(4,\)"):
+        merged(np.zeros(4, np.int32), np.ones((2, 3), np.float32))
+    with pytest.raises(ValueError, match="ids have dtype float32"):
+        merged(np.ones(2, np.float32), np.ones((2, 3), np.float32))
+    gradient = zen.RowSparseGradient(jnp.arange(4, dtype=jnp.int32), jnp.ones((2, D)), V)
+    for use in (
+        lambda: jnp.asarray(TABLE) + gradient,
+        lambda: gradient.take(TABLE),
+        lambda: jax.vmap(lambda _: zen.synchronize("w").update(gradient, None), axis_name="w")(jnp.zeros(2)),
+    ):
+        with pytest.raises(ValueError, match=r"ids of shape \(4,\), but rows of shape \(2, 3\)"):
+            use()
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16])
 def test_narrow_ids_of_a_table_larger_than_their_dtype_holds(dtype):
     rows = np.iinfo(dtype).max + 1
@@ -172,6 +193,16 @@ def test_one_worker_and_no_lookups():
     assert_reduced(reduce_stack(ids, rows, V)[0], ids, rows, V)
     nothing = np.zeros((N, 0), np.int32), np.zeros((N, 0, D), np.float32)
     assert_reduced(reduce_stack(*nothing, V)[0], *nothing, V)
+
+
+@pytest.mark.parametrize("rows,columns", [(0, D), (V, 0), (0, 0)])
+@pytest.mark.parametrize("mode", ["vmap", "shard_map"])
+def test_empty_tables(rows, columns, mode):
+    """Though every worker looks other ids up."""
+    ids = RNG.integers(0, V, (N, K)).astype(np.int32)
+    gradient, _ = reduce_stack(ids, integers(N, K, columns), rows, mode)
+    assert gradient.ids.shape == (N, 0) and gradient.rows.shape == (N, 0, columns)
+    assert jax.tree.map(lambda x: x[0], gradient).to_dense().shape == (rows, columns)
 
 
 def test_state_keeps_its_structure():

@@ -189,6 +189,19 @@ def test_all_reduce_of_lists_that_are_full():
     assert_same_bits(reduced, harness.all_reduce("vmap", 3)(stack))
 
 
+@pytest.mark.parametrize("scheme", zen.schemes.names())
+@pytest.mark.parametrize("mode", ["vmap", "shard_map"])
+def test_lists_without_room(scheme, mode):
+    """They hold nothing but zeros."""
+
+    def worker(values):
+        gradient = zen.SparseGradient(jnp.zeros(0, jnp.int32), values, jnp.int32(0), (4, 5))
+        return zen.all_reduce(gradient, harness.AXIS, scheme=scheme), gradient.to_dense()
+
+    for array in harness.spmd(worker, mode, N)(np.ones((N, 0), np.float32)):
+        assert_same_bits(array, np.zeros((N, 4, 5), np.float32))
+
+
 # --- training ---------------------------------------------------------------------------------------------------------
 
 

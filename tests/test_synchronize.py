@@ -116,6 +116,12 @@ def test_none_leaves_and_empty_trees():
     assert optax.tree.get(state, "info") == {}
 
 
+def test_numbers_are_leaves():
+    transform = zen.synchronize(harness.AXIS, op="sum")
+    worker = lambda _: transform.update({"scale": 2.0}, transform.init({"scale": 1.0}))[0]  # noqa: E731
+    np.testing.assert_array_equal(jax.vmap(worker, axis_name=harness.AXIS)(jnp.zeros(N))["scale"], np.full(N, 2.0 * N))
+
+
 def test_state_is_plain_arrays():
     """The state saves, jits and keeps its structure from init over every step."""
     transform = zen.synchronize(harness.AXIS, dense_below=200)

@@ -1,6 +1,6 @@
 """Collectives under a named axis, alike in shard_map (check_vma on or off), pmap and vmap."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -12,15 +12,20 @@ from jax.interpreters import batching, mlir
 from zen_jax._typing import Array, AxisName
 
 
-def axis_names(axis_name: AxisName) -> tuple:
-    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
+def axis_names(axis_name: AxisName, argument: str = "axis_name") -> tuple:
+    """The names in an axis, or a ValueError for what cannot be one."""
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    if not all(isinstance(name, Hashable) for name in names):
+        raise ValueError(f"{argument}={axis_name!r} is no axis. Give a name, or several as a tuple.")
+    return names
 
 
 def joined(axis_name: AxisName, intra_axis: AxisName | None) -> AxisName:
     """The axis of all devices: by machine, and inside each by device. A ValueError where both are one."""
+    outer = axis_names(axis_name)
     if intra_axis is None:
         return axis_name
-    outer, inner = axis_names(axis_name), axis_names(intra_axis)
+    inner = axis_names(intra_axis, "intra_axis")
     if set(outer) & set(inner):
         raise ValueError(
             f"intra_axis={intra_axis!r} must differ from axis_name={axis_name!r}. Give the axis of one machine's "
@@ -31,6 +36,7 @@ def joined(axis_name: AxisName, intra_axis: AxisName | None) -> AxisName:
 
 def axis_size(axis_name: AxisName, argument: str = "axis_name") -> int:
     """Number of workers n, or a ValueError where the axis is not bound or no collective could take it."""
+    names = axis_names(axis_name, argument)
     try:
         n = lax.axis_size(axis_name)
     except NameError as error:
@@ -38,7 +44,7 @@ def axis_size(axis_name: AxisName, argument: str = "axis_name") -> int:
             f"{argument}={axis_name!r} is not a named axis here. Call inside shard_map, pmap or vmap(axis_name=...) "
             "with that axis, or use zen_jax.value_and_grad under jit."
         ) from error
-    if len(axis_names(axis_name)) > 1 and not _is_manual(axis_name):
+    if len(names) > 1 and not _is_manual(axis_name):
         raise ValueError(
             f"{argument}={axis_name!r} names several axes, which vmap does not take at once. Use shard_map."
         )

@@ -75,7 +75,7 @@ def all_reduce(
     Raises:
       ValueError: for an axis that is not bound or given twice, an unknown op, scheme, unit, hash or format, a capacity
         below 1 or more of them than the scheme has exchanges, columns that do not divide a row, a seed that is no
-        uint32, a dtype that is no float, or a gradient that is already reduced.
+        uint32, a dtype that is no float, more units than a scheme can name, or a gradient that is already reduced.
 
     >>> import jax, jax.numpy as jnp
     >>> gradients = jnp.zeros((4, 100, 8)).at[:, 3].set(1.0)  # four workers, each touched row 3
@@ -98,7 +98,8 @@ def all_reduce(
     capacities = _capacities(capacity, scheme, n)
     _axis.check_not_reduced("x", values_of(x), axes)
     width = unit_width(x.shape, "element" if is_sparse(x) and unit == "auto" else unit, n * devices)
-    if n == 1 or intra_axis is not None or width != 1 or x.size == 0 or not registry.takes_sparse(scheme):
+    as_list = is_sparse(x) and 0 not in (x.size, x.room) and registry.takes_sparse(scheme)
+    if n == 1 or intra_axis is not None or width != 1 or not as_list:
         x = densified(x)
     if n * devices == 1 or x.size == 0:
         # psum of nothing, or over one worker, only marks the result as reduced.

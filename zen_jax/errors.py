@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 MAX_WORKERS = 65535
+MAX_UNITS = 2**31 - 1
 
 
 def is_integer(value: Any) -> bool:
@@ -40,12 +41,20 @@ def check_workers(value: Any) -> None:
         raise ValueError(f"n={value} must be at most {MAX_WORKERS}. Reduce over fewer workers at a time.")
 
 
-def check_units(units: int) -> None:
-    if units >= 2**31:
+def check_units(
+    units: int, who: str = "pure JAX", instead: str = "install zen_jax where a compiler builds its kernels"
+) -> None:
+    if units > MAX_UNITS:
         raise ValueError(
-            f"a gradient has {units} units, but pure JAX names fewer than 2**31. Use wider units, or install zen_jax "
-            "where a compiler builds its kernels."
+            f"{units} units are more than the 2**31 - 1 that {who} can name. Use wider units, or {instead}."
         )
+
+
+def check_integers(name: str, value: Any) -> None:
+    if not is_integer(value) and not hasattr(value, "dtype"):
+        raise ValueError(f"{name} are a {type(value).__name__}, but they must be one array. Use jnp.asarray.")
+    if not jnp.issubdtype(jnp.result_type(value), jnp.integer):
+        raise ValueError(f"{name} have dtype {jnp.result_type(value)}, but they must be integers.")
 
 
 def check_float(name: str, dtype: Any) -> None:
@@ -75,7 +84,7 @@ def check_shape(name: str, shape: tuple[int, ...], wanted: tuple[int | None, ...
 
 def check_positive(name: str, value: Any) -> None:
     if not is_number(value) or not 0 < value < float("inf"):
-        raise ValueError(f"{name}={value!r} must be a number above 0.")
+        raise ValueError(f"{name}={value!r} must be a finite number above 0.")
 
 
 def check_not_negative(name: str, value: Any) -> None:

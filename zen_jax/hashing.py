@@ -86,7 +86,7 @@ def offset_in_tile(server: ArrayLike, rotation: Array, n: int) -> Array:
 
 
 def server_of(idx: ArrayLike, n: int, seed: int = 0) -> Array:
-    """The server (int32, 0 to n-1) that owns each unit index under the tile rotation.
+    """The server (int32, 0 to n-1) that owns each unit index, below 2**31, under the tile rotation.
 
     >>> import numpy as np
     >>> server_of(np.arange(8), n=4).tolist()
@@ -109,7 +109,7 @@ def position_of(idx: ArrayLike, n: int, seed: int = 0) -> Array:
 
 
 def index_of(server: ArrayLike, position: ArrayLike, n: int, seed: int = 0) -> Array:
-    """The unit index (int32) at `position` on `server`: the inverse of `server_of` and `position_of`.
+    """The unit index (int32, below 2**31) at `position` on `server`: the inverse of `server_of` and `position_of`.
 
     >>> import numpy as np
     >>> idx = np.arange(12)

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from zen_jax._typing import Array
 
@@ -20,7 +21,7 @@ class Info(NamedTuple):
     bytes_pushed: Array
     bytes_pulled: Array
     bytes_dense: Array  # pushed + pulled by a dense all-reduce
-    rounds: Array  # messages of the given capacity that the fullest push would fill; 1 while the plan holds
+    rounds: Array  # messages of the given capacity that the fullest one would fill; 1 while the plan holds
     dense_taken: Array  # 1 if the dense path ran, else 0
     imbalance_push: Array  # Definition 8: max over workers i, servers j of n |I_i^j| / |I_i|
     imbalance_pull: Array  # Definition 8: max over servers j of n |I_j| / |I|
@@ -30,6 +31,11 @@ def make_info(**fields: Array | float) -> Info:
     """An Info of the given fields; the others are 0."""
     zeros = dict.fromkeys(Info._fields, 0.0)
     return Info(**{name: jnp.float32(value) for name, value in (zeros | fields).items()})
+
+
+def density(counts: Array, units: int) -> Array:
+    """The mean of non-zero units counted, as a share of all `units`."""
+    return jnp.mean(counts.astype(jnp.float32)) / np.float32(units)  # JAX takes no integer from 2**31 on
 
 
 def total(infos: list[Info]) -> Info:

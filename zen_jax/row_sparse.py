@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from zen_jax._typing import Array
+from zen_jax.errors import check_integers
 from zen_jax.kernels import unique_ids
 from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.mark import is_whole, new_mark
@@ -47,11 +49,15 @@ class RowSparseGradient:
 
     @classmethod
     def from_lookups(cls, ids: Array, rows: Array, num_rows: int) -> "RowSparseGradient":
-        """Merges the gradients of single lookups: int [K] and float [K, ...D]. Ids outside [0, V) are left out.
+        """Merges the gradients of single lookups: int [...] and float [..., ...D]. Ids outside [0, V) are left out.
 
         Equal ids are summed, 16-bit floats in float32.
         """
+        check_integers("ids", ids)
         ids = widened(ids)
+        if rows.shape[: ids.ndim] != ids.shape:
+            raise ValueError(f"rows have shape {rows.shape}, but ids {ids.shape}. Give a row [...D] for each id.")
+        ids, rows = ids.reshape(-1), rows.reshape(ids.size, *rows.shape[ids.ndim :])
         valid = (ids >= 0) & (ids < num_rows)
         unique, slots, _ = unique_ids(jnp.where(valid, ids, num_rows).astype(jnp.int32), num_rows)
         total = jnp.zeros_like(rows, accumulator_dtype(rows.dtype))
@@ -70,7 +76,7 @@ class RowSparseGradient:
     @property
     def size(self) -> int:
         """Elements of the table."""
-        return self.num_rows * (self.rows.size // max(1, self.rows.shape[0]))
+        return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -83,8 +89,8 @@ class RowSparseGradient:
 
     def take(self, table: Array) -> Array:
         """[K, ...D]: the table's rows at `ids`; zeros where unused."""
-        check_intact(self)
         table = jnp.asarray(table)
+        self._check(table)
         return table.at[self.ids].get(
             mode="fill", fill_value=0, indices_are_sorted=True, unique_indices=False, wrap_negative_indices=False
         )
@@ -98,12 +104,15 @@ class RowSparseGradient:
         table, gradient = jnp.asarray(table), intact(self)
         return gradient._at(table).add(gradient.rows.astype(table.dtype), **_UNIQUE)
 
-    def _at(self, table: Array) -> Any:
+    def _check(self, table: Array) -> None:
         check_intact(self)
         if table.shape != self.shape:
             raise ValueError(
                 f"RowSparseGradient is for a table of shape {self.shape}, but the table has {table.shape}."
             )
+
+    def _at(self, table: Array) -> Any:
+        self._check(table)
         # Unused entries get distinct ids past the end, so that every index is unique.
         entry = jnp.arange(self.ids.size, dtype=jnp.int32)
         return table.at[jnp.where(self.ids < self.num_rows, self.ids, self.num_rows + entry)]
@@ -123,11 +132,16 @@ def is_row_sparse(leaf: Any) -> bool:
 
 
 def check_intact(gradient: RowSparseGradient) -> None:
-    """Raises a ValueError where a transformation that does not know row-sparse leaves has changed the ids' dtype."""
+    """Raises a ValueError where a transformation has changed the ids' dtype, or there is not one row for each id."""
     if gradient.ids.dtype != jnp.int32:
         raise ValueError(
             f"RowSparseGradient has ids of {gradient.ids.dtype}, but they must be int32: a transformation before this "
             "one has computed with them. Wrap it in zen_jax.embedding.lazy, which passes it the rows alone."
+        )
+    if gradient.ids.shape != gradient.rows.shape[:1]:
+        raise ValueError(
+            f"RowSparseGradient has ids of shape {gradient.ids.shape}, but rows of shape {gradient.rows.shape}. Give "
+            "ids [K] and rows [K, ...D], or merge lookups by from_lookups."
         )
 
 
@@ -149,6 +163,11 @@ def intact(gradient: RowSparseGradient) -> RowSparseGradient:
 
 
 def widened(ids: Any) -> Array:
-    """Ids of at least 32 bits: JAX would cut a number of rows to the dtype of narrower ones to compare it with them."""
-    ids = jnp.asarray(ids)
-    return ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
+    """Ids of `widened_dtype`."""
+    return jnp.asarray(ids, widened_dtype(ids))
+
+
+def widened_dtype(ids: Any) -> jnp.dtype:
+    """At least 32 bits: JAX would cut a number of rows to the dtype of narrower ids to compare it with them."""
+    dtype = jnp.result_type(ids)
+    return dtype if dtype.itemsize >= 4 else jnp.dtype(jnp.int32)

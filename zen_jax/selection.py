@@ -49,7 +49,7 @@ def largest(x: Array, least: Array | int, most: Array | int, model_axis: AxisNam
     [False, True, False, True, False]
     """
     bits = lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
-    shards = 1 if model_axis is None else _axis.axis_size(model_axis)
+    shards = 1 if model_axis is None else _axis.axis_size(model_axis, "model_axis")
     check_size(bits.size * shards)
     search = functools.partial(_search, model_axis=model_axis)
     found = search(bits, least, most, _sampled_probes(bits, least, model_axis))

@@ -22,7 +22,8 @@ class SparseGradient:
     other transformation knows it: put none in between.
 
     Attributes:
-      indices: int32 [K], ascending and each once, into the flattened gradient; unused from the count on.
+      indices: int32 [K], ascending and each once, into the flattened gradient; unused from the count on. One that
+        lies outside is left out.
       values: float [K], the elements there, none of them zero.
       count: int32 [], how many elements were to be listed. Those beyond K are not: see `zen_jax.top_k`.
       shape: the gradient's shape.
@@ -71,6 +72,8 @@ class SparseGradient:
     def to_dense(self) -> Array:
         """The gradient of `shape`, zeros included."""
         gradient = intact(self)
+        if not self.room:
+            return jnp.zeros_like(self.values, shape=self.shape)
         listed = gradient.indices[None], gradient.values[None], gradient.count[None]
         return kernels.aggregate(*listed, self.size).reshape(self.shape)
 

@@ -96,7 +96,7 @@ def value_and_grad(
         seed=seed,
         intra_axis=intra_axis,
     )
-    differentiated = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    differentiated = (argnums,) if errors.is_integer(argnums) else tuple(argnums)
     replicated, split = PartitionSpec(), PartitionSpec(axes)
 
     def spec_of(position: int, count: int) -> Callable[[Any], PartitionSpec]:

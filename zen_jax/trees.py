@@ -4,7 +4,9 @@ from collections import Counter
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 
+from zen_jax import errors
 from zen_jax._typing import Array, PyTree
 from zen_jax.row_sparse import RowSparseGradient
 from zen_jax.sparse import SparseGradient
@@ -12,7 +14,7 @@ from zen_jax.sparse import SparseGradient
 Leaf: TypeAlias = Array | SparseGradient | RowSparseGradient
 
 
-def is_leaf(node: Any) -> bool:
+def is_sparse_leaf(node: Any) -> bool:
     """Whether a node is a leaf though `jax.tree` would go on into it."""
     return isinstance(node, SparseGradient | RowSparseGradient)
 
@@ -28,18 +30,29 @@ def named_leaves(tree: PyTree) -> list[tuple[str, Leaf]]:
     """(name, leaf) for every leaf of a tree, in order.
 
     None and `optax.MaskedNode` have no leaves. What a Flax variable holds is called as the variable is, for optimizers
-    see either. A ValueError where two leaves have one name.
+    see either. Numbers of Python come as arrays. A ValueError where two leaves have one name or one is no gradient.
 
     >>> import jax.numpy as jnp
     >>> [name for name, _ in named_leaves({"embed": {"table": jnp.zeros(2)}, "bias": None})]
     ['embed/table']
     """
-    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
-    named = [(jax.tree_util.keystr(_of_variable(path), simple=True, separator="/"), leaf) for path, leaf in leaves]
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_sparse_leaf)[0]
+    names = [jax.tree_util.keystr(_of_variable(path), simple=True, separator="/") for path, _ in leaves]
+    named = [(name, _typed(name, leaf)) for name, (_, leaf) in zip(names, leaves, strict=True)]
     twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
     if twice:
         raise ValueError(f"two leaves of the tree are called {twice[0]!r}. Rename one: leaves are told apart by name.")
     return named
+
+
+def _typed(name: str, leaf: Any) -> Leaf:
+    if hasattr(leaf, "dtype"):
+        return leaf
+    if not errors.is_number(leaf):
+        raise ValueError(
+            f"{name} is a {type(leaf).__name__}, but leaves must be arrays. Leave it out with optax.masked."
+        )
+    return jnp.asarray(leaf)
 
 
 def _of_variable(path: tuple) -> tuple:

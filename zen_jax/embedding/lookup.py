@@ -10,9 +10,10 @@ import numpy as np
 from jax import lax
 
 from zen_jax._typing import Array, PyTree
-from zen_jax.errors import check_choice
+from zen_jax.errors import check_choice, check_integers, is_integer
 from zen_jax.kernels import unique_ids
-from zen_jax.row_sparse import RowSparseGradient, widened
+from zen_jax.kernels.aggregate import accumulator_dtype
+from zen_jax.row_sparse import RowSparseGradient, widened, widened_dtype
 
 COMBINERS = ("sum", "mean")
 
@@ -79,7 +80,7 @@ def take_rows(table: Array, ids: PyTree, *, padding_id: int | None = None) -> Ta
     ([3, 7, 10], [6.0, 28.0, 0.0])
     """
     table = jnp.asarray(table)
-    num_rows = table.shape[0]
+    num_rows = _num_rows(table)
     arrays = jax.tree.leaves(ids)
     for array in arrays:
         check_ids(array, num_rows, padding_id)
@@ -108,11 +109,12 @@ def lookup(table: Array | TakenRows, ids: Array, *, padding_id: int | None = Non
     >>> lookup(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1, -1, 0]), padding_id=-1).tolist()
     [[3.0, 4.0], [0.0, 0.0], [1.0, 2.0]]
     """
-    num_rows = table.shape[0]
+    table = table if isinstance(table, TakenRows) else jnp.asarray(table)
+    num_rows = _num_rows(table)
     check_ids(ids, num_rows, padding_id)
     ids = widened(ids)
-    rows = table.rows if isinstance(table, TakenRows) else jnp.asarray(table)
     at = _valid_or(num_rows, ids, num_rows, padding_id)
+    rows = table.rows if isinstance(table, TakenRows) else table
     if isinstance(table, TakenRows) and rows.shape[0]:
         found = jnp.searchsorted(table.ids, at.reshape(-1)).astype(jnp.int32).reshape(at.shape)
         missing = (at == num_rows) | (table.ids.at[found].get(mode="clip") != at)
@@ -134,7 +136,7 @@ def bag(table: Array | TakenRows, ids: Array, *, combiner: str = "sum", padding_
       padding_id: as in `lookup`.
 
     Returns:
-      [..., ...D] of the table's dtype.
+      [..., ...D] of the table's dtype; 16-bit floats are summed and divided in float32 and rounded once.
 
     Raises:
       ValueError: for an unknown combiner, ids that have no last axis, and as `lookup`.
@@ -145,15 +147,16 @@ def bag(table: Array | TakenRows, ids: Array, *, combiner: str = "sum", padding_
     [[3.5], [2.0]]
     """
     check_choice("combiner", combiner, COMBINERS)
+    rows = lookup(table, ids, padding_id=padding_id)
     if not jnp.ndim(ids):
         raise ValueError("ids of a bag must have a last axis, its length, but they are a scalar.")
     axis = jnp.ndim(ids) - 1
-    total = jnp.sum(lookup(table, ids, padding_id=padding_id), axis=axis)
-    if combiner == "sum":
-        return total
-    counted = jnp.ones_like(ids, bool) if padding_id is None else widened(ids) != padding_id
-    counts = jnp.maximum(jnp.sum(counted, axis=axis), 1).astype(total.dtype)
-    return total / lax.expand_dims(counts, range(axis, total.ndim))
+    total = jnp.sum(rows, axis=axis, dtype=accumulator_dtype(rows.dtype))
+    if combiner == "mean":
+        counted = jnp.ones_like(ids, bool) if padding_id is None else widened(ids) != padding_id
+        counts = jnp.maximum(jnp.sum(counted, axis=axis), 1).astype(total.dtype)
+        total = total / lax.expand_dims(counts, range(axis, total.ndim))
+    return total.astype(rows.dtype)
 
 
 def looked_up(table: Array | TakenRows, ids: Array, combiner: str | None, padding_id: int | None, dtype: Any) -> Array:
@@ -166,9 +169,13 @@ def looked_up(table: Array | TakenRows, ids: Array, combiner: str | None, paddin
 
 
 def check_ids(ids: Any, num_rows: int, padding_id: int | None = None) -> None:
-    """Raises a ValueError where ids are no integers or, if they are known, lie outside [0, num_rows)."""
-    if not jnp.issubdtype(jnp.result_type(ids), jnp.integer):
-        raise ValueError(f"ids have dtype {jnp.result_type(ids)}, but they must be integers.")
+    """Raises a ValueError where ids or padding are no integers or ids, if they are known, lie outside [0, num_rows)."""
+    check_integers("ids", ids)
+    held = jnp.iinfo(widened_dtype(ids))
+    if padding_id is not None and not (is_integer(padding_id) and held.min <= padding_id <= held.max):
+        raise ValueError(
+            f"padding_id={padding_id!r} must be None or an integer that ids, which are {held.dtype}, can be."
+        )
     if isinstance(ids, jax.core.Tracer):
         return
     ids = np.asarray(ids)
@@ -181,6 +188,13 @@ def check_ids(ids: Any, num_rows: int, padding_id: int | None = None) -> None:
             f"ids hold {ids[where]} at {list(where)}, but the table has rows 0 to {num_rows - 1}. "
             "Map unknown ids to a row of their own, or name the one that stands for none: padding_id."
         )
+
+
+def _num_rows(table: Array | TakenRows) -> int:
+    """V of a table [V, ...D]."""
+    if not table.shape:
+        raise ValueError("table is a scalar, but must have rows. Give an array [V, ...D].")
+    return table.shape[0]
 
 
 def _valid_or(other: int, ids: Array, num_rows: int, padding_id: int | None) -> Array:

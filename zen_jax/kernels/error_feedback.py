@@ -142,8 +142,12 @@ def split(total: Array, chosen: Array, dtype: Any) -> tuple[Array, Array]:
     if dtype == total.dtype:
         return sent, jnp.where(chosen | ~finite, jnp.zeros_like(total), total)
     info = jnp.finfo(dtype)
-    limit = total.dtype.type(info.max)
-    sent = jnp.where(finite, jnp.clip(sent, -limit, limit), sent)
     # Unlike a pair of casts, XLA never takes reduce_precision for the identity.
-    sent = lax.reduce_precision(sent, info.nexp, info.nmant)
+    sent = lax.reduce_precision(clamped(sent, dtype), info.nexp, info.nmant)
     return sent.astype(dtype), jnp.where(finite, total - sent, jnp.zeros_like(total))
+
+
+def clamped(x: Array, dtype: Any) -> Array:
+    """x with finite elements beyond the largest of `dtype` cut down to it, so that they stay finite there."""
+    limit = x.dtype.type(jnp.finfo(dtype).max)
+    return jnp.where(jnp.isfinite(x), jnp.clip(x, -limit, limit), x)

@@ -5,7 +5,16 @@ import numpy as np
 
 from zen_jax import hashing
 from zen_jax._typing import Array
-from zen_jax.errors import check_at_least, check_dtype, check_float, check_rank, check_seed, check_shape, check_units
+from zen_jax.errors import (
+    check_at_least,
+    check_dtype,
+    check_float,
+    check_rank,
+    check_seed,
+    check_shape,
+    check_units,
+    check_workers,
+)
 from zen_jax.kernels._bits import bitmap_words, unpack_bits
 from zen_jax.kernels._lowering import custom_call_or
 
@@ -37,6 +46,7 @@ def hash_bitmap_decode(words: Array, values: Array, size: int, *, seed: int = 0)
     check_at_least("size", size, 0)
     check_seed(seed)
     n, capacity, *row = values.shape
+    check_workers(n)
     check_shape("words", words.shape, (n, bitmap_words(-(-size // n))))
     check_dtype("words", words.dtype, jnp.uint32)
     rows = values.reshape(n, capacity, *(row or (1,)))

@@ -7,9 +7,10 @@ from jax import lax
 
 from zen_jax import _axis, kernels
 from zen_jax._typing import Array, AxisName
+from zen_jax.errors import check_units
 from zen_jax.formats import coo
 from zen_jax.formats.words import WORD_BYTES
-from zen_jax.info import Info, make_info
+from zen_jax.info import Info, density, make_info
 from zen_jax.schemes.dense import dense_bytes, dense_ordered
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
 from zen_jax.schemes.request import Request
@@ -32,6 +33,7 @@ def agsparse(x: Array | SparseGradient, axis_name: AxisName, request: Request) -
     top = min(most, sparse_limit(units, width, x.dtype, n))
     if top == 0:
         return dense_ordered(densified(x), axis_name, request)
+    check_units(units, "scheme='agsparse'", "scheme='auto'")
     positions, values, counts = listed(x, top)
     rungs = ladder(top, request.planned(0), width * x.dtype.itemsize)
     counts_by_worker = _axis.all_gather(counts[0], axis_name)
@@ -55,8 +57,8 @@ def agsparse(x: Array | SparseGradient, axis_name: AxisName, request: Request) -
     dense_taken, moved = rung == len(rungs), dense_bytes(x.size, x.dtype, n)
     pushed = jnp.array([*((n - 1) * coo.message_bytes(c, width, x.dtype) for c in rungs), moved], jnp.float32)
     return reduced, make_info(
-        density=jnp.mean(counts_by_worker.astype(jnp.float32)) / units,
-        density_reduced=kernels.partition(reduced, 1, 1)[2][0] / units,
+        density=density(counts_by_worker, units),
+        density_reduced=density(kernels.partition(reduced, 1, 1)[2], units),
         bytes_pushed=pushed[rung] + (n - 1) * WORD_BYTES,
         bytes_pulled=jnp.where(dense_taken, moved, 0),
         bytes_dense=2 * moved,

@@ -39,7 +39,12 @@ def sum_in_order(parts: Array, divisor: int) -> Array:
     parts = parts.astype(accumulator_dtype(dtype))
     # Unrolled, the sums fuse into one pass over the parts.
     unroll = n <= UNROLLED_WORKERS
-    total = lax.fori_loop(1, n, lambda worker, acc: acc + parts[worker], parts[0], unroll=unroll)
+
+    def add_worker(worker: int, acc: Array) -> Array:
+        # Brackets would want indices of 64 bits where parts have 2**31 elements.
+        return acc + lax.dynamic_index_in_dim(parts, worker, keepdims=False)
+
+    total = lax.fori_loop(1, n, add_worker, parts[0], unroll=unroll)
     return divide(total, divisor).astype(dtype)
 
 

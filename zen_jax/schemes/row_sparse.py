@@ -4,6 +4,7 @@ Rows are hashed to servers as zen hashes its units. Messages are COO both ways, 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,7 @@ from zen_jax import _axis, hashing, kernels
 from zen_jax._typing import Array, AxisName
 from zen_jax.formats import coo
 from zen_jax.formats.words import WORD_BYTES
-from zen_jax.info import Info, make_info
+from zen_jax.info import Info, density, make_info
 from zen_jax.kernels.partition_coo import by_server
 from zen_jax.row_sparse import RowSparseGradient, intact
 from zen_jax.schemes.dense import dense_bytes
@@ -36,9 +37,13 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
       request: op and seed; formats and capacities are not read.
 
     Returns:
-      The reduced gradient with min(n K, V) entries, bitwise equal on all workers, and what it took.
+      The reduced gradient with min(n K, V) entries, none where rows are empty, bitwise equal on all workers, and what
+      it took.
     """
     gradient = intact(gradient)
+    if gradient.size == 0:
+        # Nothing would travel, and ids alone differ between workers.
+        gradient = replace(gradient, ids=gradient.ids[:0], rows=gradient.rows[:0])
     n = _axis.axis_size(axis_name)
     if n == 1 or gradient.ids.size == 0:
         ids, rows = _axis.replicated(gradient.ids, axis_name), lax.psum(gradient.rows, axis_name)
@@ -48,7 +53,7 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     width, dtype = rows.shape[1], rows.dtype
     server_rows = -(-total_rows // n)
     shard_room, result_room = min(n * entries, server_rows), min(n * entries, total_rows)
-    unit_bytes = max(1, width * dtype.itemsize)
+    unit_bytes = width * dtype.itemsize
     push_rungs = _rungs(min(entries, server_rows), n, unit_bytes)
     pull_rungs = _rungs(shard_room, n, unit_bytes)
 
@@ -80,7 +85,7 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     push_rung = rung_for(fullest, push_rungs)
     shard = lax.switch(push_rung, [push_with(c) for c in push_rungs], gradient.ids, rows)
     shard_counts = _axis.all_gather(shard[2], axis_name)
-    pull_rung = rung_for(jnp.max(shard_counts), pull_rungs)
+    pull_rung = rung_for(request.agreed(jnp.max(shard_counts)), pull_rungs)
     source = _source(shard_counts, result_room)
     ids, reduced = lax.switch(pull_rung, [pull_with(c) for c in pull_rungs], *shard, *source)
     ascending = jnp.argsort(ids)
@@ -89,7 +94,7 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     push_bytes = jnp.array([coo.message_bytes(c, width, dtype) + COUNT_BYTES for c in push_rungs], jnp.float32)
     pull_bytes = jnp.array([coo.message_bytes(c, width, dtype) + WORD_BYTES for c in pull_rungs], jnp.float32)
     return RowSparseGradient(ids[ascending], reduced[ascending].reshape(-1, *row), total_rows), make_info(
-        density_reduced=reduced_rows / total_rows,
+        density_reduced=density(reduced_rows, total_rows),
         bytes_pushed=(n - 1) * push_bytes[push_rung],
         bytes_pulled=(n - 1) * pull_bytes[pull_rung],
         bytes_dense=2 * dense_bytes(total_rows * width, dtype, n),

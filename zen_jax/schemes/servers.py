@@ -13,8 +13,9 @@ from jax import lax
 
 from zen_jax import _axis
 from zen_jax._typing import Array, AxisName
+from zen_jax.errors import MAX_UNITS, check_units
 from zen_jax.formats import hash_bitmap
-from zen_jax.info import Info, make_info
+from zen_jax.info import Info, density, make_info
 from zen_jax.schemes.dense import dense_bytes, dense_ordered
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
 from zen_jax.schemes.partitioning import Partitioning
@@ -47,7 +48,7 @@ class _Exchange(NamedTuple):
 def reduce_on_servers(
     x: Array | SparseGradient,
     axis_name: AxisName,
-    partitioning: Partitioning,
+    assign: Callable[[int, int], Partitioning],
     request: Request,
     *,
     dense_fallback: bool = False,
@@ -56,12 +57,13 @@ def reduce_on_servers(
 
     Nothing is ever dropped: a message that outgrows a rung of the capacity ladder takes the next one, and the last
     holds every unit. With `dense_fallback` the ladder ends where sparse traffic could exceed dense traffic, and
-    `dense_ordered` takes over. Sums run in worker order on every path.
+    `dense_ordered` takes over; so it does from the start where 32 bits cannot name the units. Sums run in worker order
+    on every path.
 
     Args:
       x: float [U, m], this worker's gradient cut into units; or a `SparseGradient` of shape [U, 1].
       axis_name: the workers' axis.
-      partitioning: which server owns which unit.
+      assign: from U units and n servers to which server owns which unit.
       request: op, formats, and the units expected in the fullest push and pull message.
       dense_fallback: whether to go dense when sparse messages would move more bytes.
 
@@ -71,7 +73,13 @@ def reduce_on_servers(
     Source: ZEN (OSDI 2025), section 3.
     """
     units, width = x.shape
-    n, size = _axis.axis_size(axis_name), partitioning.size
+    n = _axis.axis_size(axis_name)
+    named, who = _named(units, n, request)
+    if dense_fallback and named > MAX_UNITS:
+        return dense_ordered(densified(x), axis_name, request)
+    check_units(named, who, "scheme='auto'")
+    partitioning = assign(units, n)
+    size = partitioning.size
     pulled = pull_format(request.pull_format, partitioning, width, x.dtype)
     exchange = _Exchange(axis_name, n, partitioning, width, x.dtype, request, pulled)
     top = sparse_limit(partitioning, width, x.dtype, request.push_format, pulled) if dense_fallback else size
@@ -99,6 +107,13 @@ def reduce_on_servers(
         return reduced, typed(info._replace(bytes_pushed=info.bytes_pushed + agreeing, **push_stats))
 
     return lax.cond(fullest > top, dense, sparse, x)
+
+
+def _named(units: int, n: int, request: Request) -> tuple[int, str]:
+    """How many units 32 bits must name, and what names them: each server its own, or all units are named at once."""
+    if request.hash == "murmur" or request.pull_format in ("coo", "bitmap"):
+        return units, f"hash={request.hash!r} with pull_format={request.pull_format!r}"
+    return -(-units // n), f"each of {n} servers"
 
 
 def push_bytes(partitioning: Partitioning, capacity: int, width: int, dtype: jnp.dtype, push_format: str) -> int:
@@ -132,7 +147,7 @@ def agree_on_push(counts: Array, units: int, axis_name: AxisName, request: Reque
     fullest = request.agreed(jnp.max(fullest_by_worker))
     imbalance = counts.size * fullest_by_worker.astype(jnp.float32) / jnp.maximum(totals, 1.0)
     return fullest, {
-        "density": jnp.mean(totals) / units,
+        "density": density(totals, units),
         "imbalance_push": jnp.max(imbalance),
         "rounds": rounds(fullest, request.planned(0)),
     }
@@ -168,14 +183,17 @@ def _exchange_sparse(
     headers, shard_counts = hash_bitmap.unpack_bitmap(
         _axis.all_gather(hash_bitmap.pack_bitmap(words, count), axis_name)
     )
-    pull_rung = rung_for(request.agreed(jnp.max(shard_counts)), pull_rungs)
+    fullest_shard = request.agreed(jnp.max(shard_counts))
+    pull_rung = rung_for(fullest_shard, pull_rungs)
     reduced = lax.switch(pull_rung, [pull_with(c) for c in pull_rungs], headers, count, *shard)
 
     reduced_units = jnp.sum(shard_counts, dtype=jnp.float32)
     push_bytes = jnp.array([exchange.push_bytes(c) for c in push_rungs], jnp.float32)
     pull_bytes = jnp.array([pulled.message_bytes(c) for c in pull_rungs], jnp.float32)
+    planned_room = max(request.planned(1), pulled.smallest_room) if request.planned(1) else None
+    stats = stats | {"rounds": jnp.maximum(stats["rounds"], rounds(fullest_shard, planned_room))}
     return reduced, make_info(
-        density_reduced=reduced_units / reduced.shape[0],
+        density_reduced=density(reduced_units, reduced.shape[0]),
         bytes_pushed=(n - 1) * push_bytes[push_rung],
         bytes_pulled=(n - 1) * pull_bytes[pull_rung],
         bytes_dense=2 * dense_bytes(reduced.size, dtype, n),

@@ -9,9 +9,10 @@ from jax import lax
 
 from zen_jax import _axis, kernels
 from zen_jax._typing import Array, AxisName
+from zen_jax.errors import check_units
 from zen_jax.formats import coo
 from zen_jax.formats.words import WORD_BYTES
-from zen_jax.info import Info, make_info
+from zen_jax.info import Info, density, make_info
 from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.schemes.dense import dense_bytes, divide
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
@@ -65,6 +66,7 @@ def sparcml(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Inf
     """
     n = _axis.axis_size(axis_name)
     units = x.shape[0]
+    check_units(units, "scheme='sparcml'", "scheme='auto'")
     total = x.astype(accumulator_dtype(x.dtype))
     fills, done = jnp.zeros((), bool), []
     for number, stage in enumerate(stages(n)):
@@ -73,8 +75,8 @@ def sparcml(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Inf
         done.append((stage.kind == "return", sent))
     reduced = _axis.replicated(divide(total, request.divisor(n)).astype(x.dtype), axis_name)
     return reduced, make_info(
-        density=jnp.mean(done[0][1].counts.astype(jnp.float32)) / units,
-        density_reduced=kernels.partition(reduced, 1, 1)[2][0] / units,
+        density=density(done[0][1].counts, units),
+        density_reduced=density(kernels.partition(reduced, 1, 1)[2], units),
         bytes_pushed=sum(sent.bytes for pull, sent in done if not pull),
         bytes_pulled=sum(sent.bytes for pull, sent in done if pull),
         bytes_dense=2 * dense_bytes(x.size, x.dtype, n),

@@ -1,6 +1,5 @@
 """Sparse parameter servers: even contiguous ranges, COO both ways; imbalanced wherever non-zeros cluster."""
 
-from zen_jax import _axis
 from zen_jax._typing import Array, AxisName
 from zen_jax.info import Info
 from zen_jax.schemes.partitioning import Contiguous
@@ -13,5 +12,4 @@ def sparse_ps(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, I
 
     Source: ZEN (OSDI 2025), section 2.3 and the proof of Lemma 1.
     """
-    ranges = Contiguous(x.shape[0], _axis.axis_size(axis_name))
-    return reduce_on_servers(x, axis_name, ranges, request._replace(push_format="coo", pull_format="coo"))
+    return reduce_on_servers(x, axis_name, Contiguous, request._replace(push_format="coo", pull_format="coo"))

@@ -1,6 +1,7 @@
 """Balanced Parallelism: hashed servers, COO messages to them, hash bitmaps back."""
 
-from zen_jax import _axis
+from functools import partial
+
 from zen_jax._typing import Array, AxisName
 from zen_jax.info import Info
 from zen_jax.schemes.partitioning import partitioning
@@ -16,5 +17,5 @@ def zen(
 
     Source: ZEN (OSDI 2025), section 3.
     """
-    hashed = partitioning(request.hash, x.shape[0], _axis.axis_size(axis_name), request.seed)
+    hashed = partial(partitioning, request.hash, seed=request.seed)
     return reduce_on_servers(x, axis_name, hashed, request, dense_fallback=dense_fallback)

@@ -1,5 +1,6 @@
 """`dgc`: Deep Gradient Compression, which sends few elements of a gradient without losing accuracy."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from jax import lax
 
 from zen_jax import _axis, errors
 from zen_jax._typing import Array, AxisName, PyTree
+from zen_jax.kernels.error_feedback import clamped
 from zen_jax.sparse import SparseGradient
 from zen_jax.transforms import feedback
 
@@ -101,6 +103,7 @@ def dgc(
     def update(updates: PyTree, state: DgcState, params: PyTree = None, **_) -> tuple[PyTree, DgcState]:
         del params
         share = density(state.count) if callable(density) else density
+        shards = 1 if model_axis is None else _axis.axis_size(model_axis, "model_axis")
         factor = None if clip_norm is None else _clip_factor(updates, clip_norm, axis_name, model_axis)
 
         def leaf(
@@ -111,14 +114,14 @@ def dgc(
                 gradient = update.astype(velocity.dtype)
                 gradient = gradient if scale is None else gradient * scale
                 velocity = velocity.dtype.type(momentum) * velocity + gradient
-                sent = velocity.astype(update.dtype)
+                sent = clamped(velocity, update.dtype).astype(update.dtype)
                 return sent, jnp.where(jnp.isfinite(velocity), velocity, jnp.zeros_like(velocity)), None
             if not update.size:
                 return update, velocity, residual
             sent, residual, velocity = feedback.send(
                 update,
                 residual,
-                *_bounds(share, update.size, model_axis),
+                *_bounds(share, shards * update.size),
                 velocity=velocity,
                 momentum=momentum,
                 scale=scale,
@@ -171,29 +174,38 @@ def _check(momentum: float, clip_norm: float | None, axis_name: AxisName | None)
         raise ValueError(f"momentum={momentum!r} must be a number from 0 to below 1.")
     if clip_norm is None:
         return
-    if not errors.is_number(clip_norm) or not 0 < clip_norm < math.inf:
-        raise ValueError(f"clip_norm={clip_norm!r} must be a finite number above 0, or None.")
+    errors.check_positive("clip_norm", clip_norm)
     if axis_name is None:
         raise ValueError(f"clip_norm={clip_norm!r} is shared among n workers: pass axis_name, the axis they lie on.")
 
 
-def _bounds(share: float | Array, size: int, model_axis: AxisName | None) -> tuple[Array | int, Array | int]:
+def _bounds(share: float | Array, size: int) -> tuple[Array | int, Array | int]:
     """The fewest and the most elements to send of a leaf, over all its shards."""
-    size *= 1 if model_axis is None else _axis.axis_size(model_axis)
     if isinstance(share, float | int):
         share = feedback.check_density(share)  # a schedule's may be anything
         least = feedback.kept(share, size)
         return least, min(int(EXCESS * least), size)
-    least = jnp.clip(jnp.ceil(jnp.asarray(share, jnp.float32) * jnp.float32(size)).astype(jnp.int32), 1, size)
+    share, rest = jnp.clip(jnp.asarray(share, jnp.float32), 0, 1), size % 4096
+    # float32 holds every multiple of 4096 below 2**31, but not every size above 2**24.
+    coarse = share * jnp.float32(size - rest)
+    whole = jnp.floor(coarse)
+    least = whole.astype(jnp.int32) + jnp.ceil(coarse - whole + share * jnp.float32(rest)).astype(jnp.int32)
+    least = jnp.maximum(least, 1)
     return least, jnp.minimum((jnp.float32(EXCESS) * least.astype(jnp.float32)).astype(jnp.int32), size)
 
 
 def _clip_factor(updates: PyTree, clip_norm: float, axis_name: AxisName, model_axis: AxisName | None) -> Array:
-    """What to multiply a worker's gradients with: the same on all its shards, and 1 if their squares overflow."""
-    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(updates)]
-    squared = sum(squares, jnp.float32(0))
+    """What to multiply a worker's gradients with: the same on all its shards, and 1 if an element is not finite."""
+    leaves = [jnp.asarray(leaf, jnp.float32) for leaf in jax.tree.leaves(updates)]
+    # Squares would overflow; those of shares of the largest do not. The least normal float stands in for zero.
+    largest = [jnp.finfo(jnp.float32).tiny, *(jnp.max(jnp.abs(leaf), initial=0) for leaf in leaves)]
+    largest = functools.reduce(jnp.maximum, largest)
+    if model_axis is not None:
+        largest = lax.pmax(largest, model_axis)
+    squared = sum((jnp.sum(jnp.square(leaf / largest)) for leaf in leaves), jnp.float32(0))
     if model_axis is not None:
         squared = lax.psum(squared, model_axis)
     limit = jnp.float32(clip_norm / math.sqrt(_axis.axis_size(axis_name)))
-    factor = jnp.minimum(limit / jnp.sqrt(squared), jnp.float32(1))
+    factor = jnp.minimum(limit / largest / jnp.sqrt(squared), jnp.float32(1))
+    # What is not finite may be lost to the maximum, but not to the sum.
     return jnp.where(jnp.isfinite(squared), factor, jnp.float32(1))

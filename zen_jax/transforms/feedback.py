@@ -14,7 +14,7 @@ from zen_jax.kernels import list_largest, send_largest
 from zen_jax.kernels.error_feedback import residual_dtype
 from zen_jax.planning.buckets import DENSE_BELOW
 from zen_jax.sparse import SparseGradient
-from zen_jax.trees import is_leaf, named_leaves
+from zen_jax.trees import is_sparse_leaf, named_leaves
 
 
 def zeros(params: PyTree) -> PyTree:
@@ -24,13 +24,13 @@ def zeros(params: PyTree) -> PyTree:
     """
     for name, leaf in named_leaves(params):
         errors.check_float(name, leaf.dtype)
-    return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, residual_dtype(leaf.dtype)), params)
+    return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, residual_dtype(jnp.result_type(leaf))), params)
 
 
 def map_leaves(fun: Callable[..., tuple], updates: PyTree, *states: PyTree) -> tuple[PyTree, ...]:
     """fun(name, update, *state) -> results for every leaf; returns a tree of each result, of the updates' structure."""
     for name, leaf in named_leaves(updates):
-        if is_leaf(leaf):
+        if is_sparse_leaf(leaf):
             raise ValueError(f"{name} is a {type(leaf).__name__}, sparse already. Leave it out with optax.masked.")
     updates = jax.tree.map(jnp.asarray, updates)
     treedef = jax.tree.structure(updates)

@@ -19,7 +19,7 @@ from zen_jax.row_sparse import is_row_sparse
 from zen_jax.schemes import registry
 from zen_jax.schemes.row_sparse import reduce_rows
 from zen_jax.sparse import densified
-from zen_jax.trees import Leaf, is_leaf, named_leaves, values_of
+from zen_jax.trees import Leaf, is_sparse_leaf, named_leaves, values_of
 from zen_jax.units import check_unit
 
 FUSED = "(fused)"
@@ -167,7 +167,7 @@ def synchronize(
                     reduced[name], info[name] = reduce_leaf(name, leaf)
             names = info_names(named, fused) if state is None else state.info
             info = _largest_beside(_by_name(info, names, together), axes)
-        treedef = jax.tree.structure(updates, is_leaf=is_leaf)
+        treedef = jax.tree.structure(updates, is_leaf=is_sparse_leaf)
         return jax.tree.unflatten(treedef, [reduced[name] for name, _ in named]), SynchronizeState(info)
 
     return optax.GradientTransformationExtraArgs(init, update)

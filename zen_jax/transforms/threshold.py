@@ -1,6 +1,5 @@
 """`threshold`: sends the elements of every gradient that reach a magnitude."""
 
-import math
 from typing import NamedTuple
 
 import optax
@@ -41,8 +40,7 @@ def threshold(value: float) -> optax.GradientTransformationExtraArgs:
     Source: Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing" (Interspeech 2015), without
     its quantisation.
     """
-    if not errors.is_number(value) or not 0 < value < math.inf:
-        raise ValueError(f"value={value!r} must be a finite number above 0: the least magnitude to send.")
+    errors.check_positive("value", value)
 
     def init(params: PyTree) -> ThresholdState:
         return ThresholdState(feedback.zeros(params))
