@@ -4,7 +4,7 @@
 #     benchmarks/gpu.sh                   # the parts that have not passed yet, as many as fit 10 minutes; call again
 #     benchmarks/gpu.sh build test        # these parts; each starts from what the parts before it left
 #
-#   build        the native module, and the kernels' registers and local memory
+#   build        the native module, and its kernels' registers, local memory and wide loads and stores
 #   test         tests/gpu, with every custom call in a CUDA graph
 #   memcheck     compute-sanitizer's tools, a part each
 #   racecheck
@@ -58,7 +58,7 @@ build() {
     -Dnanobind_DIR="$("$PYTHON" -m nanobind --cmake_dir)" &&
     cmake --build "$BUILD" &&
     cmake --install "$BUILD" --prefix . &&
-    "$PYTHON" cuda/check_resources.py --nvcc "$CUDACXX" --arch 90 &&
+    "$PYTHON" cuda/check_kernels.py zen_jax/_native_cuda.*so --cuobjdump "$(dirname "$CUDACXX")/cuobjdump" &&
     "$PYTHON" -c 'import zen_jax; print(zen_jax.backend_info()["cuda"])'
 }
 

@@ -10,6 +10,7 @@
 #include "cuda/common/sent.h"
 #include "cuda/launch.cuh"
 #include "cuda/threshold.cuh"
+#include "cuda/vectors.cuh"
 
 namespace zen::cuda {
 
@@ -121,7 +122,7 @@ __device__ inline Pack<T, kSize> load_pack(const T* from, int64_t left, bool ali
 template <int kSize, typename T>
 __device__ inline void store_pack(T* to, const Pack<T, kSize>& pack, int64_t left, bool aligned) {
   if (aligned && left >= kSize) {
-    *reinterpret_cast<Pack<T, kSize>*>(to) = pack;
+    store_whole(to, pack);
     return;
   }
 #pragma unroll

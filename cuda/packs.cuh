@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "cuda/accumulate.cuh"
@@ -31,9 +30,7 @@ __device__ inline void store_pack(typename Dtype::Stored* to, const Pack<Dtype, 
   if constexpr (kPackSize == 1) {
     *to = pack.at[0];
   } else {
-    uint4 raw;
-    memcpy(&raw, &pack, sizeof(raw));
-    *reinterpret_cast<uint4*>(to) = raw;
+    store_whole(to, pack);
   }
 }
 

@@ -1,0 +1,107 @@
+"""Fails when a compiled CUDA kernel is not what its source is meant to become.
+
+No kernel may use local memory, nor more than 64 registers, so that two blocks of 512 threads fit on a multiprocessor.
+Where a kernel streams, it must have loads or stores of 16 bytes: nvcc moves a struct member by member if it likes.
+
+python cuda/check_kernels.py zen_jax/_native_cuda.abi3.so --cuobjdump /usr/local/cuda/bin/cuobjdump
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+MOST_REGISTERS = 64
+LOAD, STORE = "LDG.128", "STG.128"
+STREAMS = {
+    "partition_elements": {LOAD},
+    "partition_rows": {LOAD, STORE},
+    "encode_elements": {LOAD},
+    "encode_rows": {LOAD, STORE},
+    "decode_elements": {STORE},
+    "decode_rows": {LOAD, STORE},
+    "aggregate_range": {LOAD, STORE},
+    "aggregate_encode_range": {LOAD, STORE},
+    "accumulate": {LOAD, STORE},
+    "split": {LOAD, STORE},
+}
+"""What each of these must have; of those with a size of packs, the ones with packs of more than an element."""
+
+RESOURCES = re.compile(r"Function (?P<name>\w+):\s+REG:(?P<registers>\d+) STACK:(?P<stack>\d+) .*?LOCAL:(?P<local>\d+)")
+ACCESS = re.compile(r"\*/\s+(?:@!?U?P\d+ )?(LDG|STG|LDL|STL)(?:(?:\.\w+)*?(\.128))?")
+
+
+class Kernel(NamedTuple):
+    name: str
+    arch: str
+    registers: int
+    local_bytes: int
+    accesses: Counter[str]  # "LDG.128" and the like, as many as the code has
+
+    def faults(self) -> list[str]:
+        plain = self.name.partition("<")[0]
+        wanted = set() if self.name.endswith(", 1>") else STREAMS.get(plain, set())
+        found = [f"more than {MOST_REGISTERS} registers"] * (self.registers > MOST_REGISTERS)
+        found += ["local memory"] * bool(self.local_bytes or self.accesses["LDL"] or self.accesses["STL"])
+        return found + [f"no {access}" for access in sorted(wanted) if not self.accesses[access]]
+
+
+def kernel_name(mangled: str) -> str:
+    """The last identifier of a mangled name with its template arguments: 'aggregate_range<Float16, 8>'."""
+    rest, names = mangled.removeprefix("_ZN").removeprefix("_Z"), []
+    while digits := re.match(r"\d+", rest):
+        end = digits.end() + int(digits[0])
+        names.append(rest[digits.end() : end])
+        rest = rest[end:]
+    argument = re.match(r"I(?:(?P<bits>[tjm])|\w*?\d(?P<dtype>[A-Z][a-z]+\d+)E?(?:Li(?P<size>\d+)E)?)E", rest)
+    if argument is None:
+        return names[-1]
+    types = {"t": "uint16", "j": "uint32", "m": "uint64"}
+    given = [argument["dtype"] or types[argument["bits"]], argument["size"]]
+    return f"{names[-1]}<{', '.join(filter(None, given))}>"
+
+
+def kernels(module: str, cuobjdump: str) -> Iterator[Kernel]:
+    """Those of every architecture that a module holds code for."""
+    accesses: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for arch, code in _by_arch([cuobjdump, "-sass", module]):
+        for function in code.split("Function : ")[1:]:
+            name, _, instructions = function.partition("\n")
+            accesses[arch, name] += Counter(access + width for access, width in ACCESS.findall(instructions))
+    for arch, report in _by_arch([cuobjdump, "-res-usage", module]):
+        for found in RESOURCES.finditer(report):
+            local = int(found["stack"]) + int(found["local"])
+            seen = accesses[arch, found["name"]]
+            yield Kernel(kernel_name(found["name"]), arch, int(found["registers"]), local, seen)
+
+
+def _by_arch(command: list[str]) -> Iterator[tuple[str, str]]:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
+    for part in re.split(r"^arch = ", done.stdout, flags=re.MULTILINE)[1:]:
+        arch, _, rest = part.partition("\n")
+        yield arch, rest
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("module")
+    parser.add_argument("--cuobjdump", default="cuobjdump", help="with nvdisasm beside it or on PATH")
+    arguments = parser.parse_args()
+
+    found = list(kernels(arguments.module, arguments.cuobjdump))
+    if not {kernel.name.partition("<")[0] for kernel in found} >= STREAMS.keys():
+        sys.exit(f"{arguments.module} lacks kernels: it has {', '.join(sorted({k.name for k in found})) or 'none'}")
+    for kernel in found:
+        wide = f"{kernel.accesses[LOAD]:2} wide loads, {kernel.accesses[STORE]:2} wide stores"
+        note = f"  <- {', '.join(kernel.faults())}" if kernel.faults() else ""
+        print(f"{kernel.arch}  {kernel.registers:3} registers  {wide}  {kernel.name}{note}")
+    sys.exit(any(kernel.faults() for kernel in found))
+
+
+if __name__ == "__main__":
+    main()
