@@ -26,7 +26,7 @@ STREAMS = {
     "aggregate_range": {LOAD, STORE},
     "aggregate_encode_range": {LOAD, STORE},
     "accumulate": {LOAD, STORE},
-    "split": {LOAD, STORE},
+    "finish": {LOAD},
 }
 """What each of these must have; of those with a size of packs, the ones with packs of more than an element."""
 

@@ -39,14 +39,20 @@ struct CompactionBlock {
   const CompactionShared& shared;
   int64_t batch;
   int64_t chunk;
+  int64_t chunks;  // of this batch item
 
   // Takes the next chunk; has a barrier.
   __device__ CompactionBlock(const CompactionParams& params, const CompactionShared& shared)
-      : params(params), shared(shared) {
+      : params(params), shared(shared), chunks(params.chunks) {
     const int64_t id = take_ticket(params.ticket, shared.ticket);
-    batch = id / params.chunks;
-    chunk = id - batch * params.chunks;
+    batch = id / chunks;
+    chunk = id - batch * chunks;
   }
+
+  // A chunk that was taken otherwise, after those before it; of an item with no more than params.chunks.
+  __device__ CompactionBlock(const CompactionParams& params, const CompactionShared& shared, int64_t batch,
+                             int64_t chunk, int64_t chunks)
+      : params(params), shared(shared), batch(batch), chunk(chunk), chunks(chunks) {}
 
   // As soon as it knows its number of units, so that the chunks after this one need not wait.
   __device__ void announce(uint32_t units) const {
@@ -59,7 +65,7 @@ struct CompactionBlock {
       const uint32_t before = look_back_one(states(), chunk, units);
       if (lane_id() == 0) {
         *shared.before = before;
-        if (chunk == params.chunks - 1) params.count[batch] = static_cast<int32_t>(before + units);
+        if (chunk == chunks - 1) params.count[batch] = static_cast<int32_t>(before + units);
       }
     }
     __syncthreads();

@@ -8,13 +8,15 @@
 #include "cuda/accumulate.cuh"
 #include "cuda/common/problem.h"
 #include "cuda/common/sent.h"
+#include "cuda/compaction.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/send_largest.h"
 #include "cuda/threshold.cuh"
 #include "cuda/vectors.cuh"
 
 namespace zen::cuda {
 
-// Blocks that a device holds at once: more would only divide the counts further.
+// Blocks that a device holds at once: more would only wait, or divide counts further.
 constexpr int64_t kResidentBlocks = 528;
 
 template <typename Sum>
@@ -46,16 +48,22 @@ __device__ inline float part_of(float total, Bfloat16) { return sent_part_of_bfl
 __device__ inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ inline double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 
-// What the passes over one gradient know of it.
+// Where a pass finds what it looks for in one gradient.
 template <typename Bits>
 struct State {
   Search<Bits> ranks[2];  // in the sample: the keys below and above the threshold
   Search<Bits> threshold;
-  Search<uint32_t> ties;    // the least of the reversed indices that are sent of those at the threshold
-  Bits low, high;            // the candidates' keys lie in [low, high)
-  uint32_t left_out;         // candidates that found no room
-  uint32_t candidates_hold;  // the threshold is among those listed
-  int32_t above;             // keys that reach `high`
+  Bits logged_from, sent_from;  // keys from here on are logged, are sent at once
+  uint32_t uses_log;            // the log holds all that may reach the threshold; else every total is looked at
+};
+
+// What may be sent, by ascending index: as it was before any of it was sent. [batch, room] each.
+template <typename Sum>
+struct Log {
+  int64_t room;
+  uint32_t* index;
+  Sum* total;
+  Sum* velocity;
 };
 
 template <typename Update>
@@ -65,33 +73,22 @@ struct Params {
   using Bits = typename BitsOf<Sum>::Bits;
 
   FeedbackProblem problem;
-  int64_t chunks;
-  int64_t room;  // for candidates, divided among the blocks
-  uint32_t blocks;
+  int64_t chunks;   // of the sample
+  uint32_t blocks;  // for each item of a search
   Sum momentum;
   const Stored* update;
   const Sum* residual;
   const Sum* velocity;
-  Stored* sent;
+  Stored* sent;  // null where `list` is wanted
+  SentList<Stored> list;
   Sum* new_residual;
   Sum* new_velocity;
   const LargestBounds* bounds;
   const Sum* scale;
   State<Bits>* states;
   Bits* sample;
-  Bits* listed;
-  uint32_t* listed_counts;  // [batch, kResidentBlocks]
-
-  __device__ int64_t item() const { return blockIdx.x / blocks; }
-  __device__ int64_t first_thread() const {
-    return static_cast<int64_t>(blockIdx.x % blocks) * kThreads + threadIdx.x;
-  }
-  __device__ int64_t threads() const { return static_cast<int64_t>(blocks) * kThreads; }
-
-  // Where this block lists candidates of its own.
-  __device__ int64_t block_room() const { return room / blocks; }
-  __device__ Bits* block_list() const { return listed + item() * room + blockIdx.x % blocks * block_room(); }
-  __device__ uint32_t* block_count() const { return listed_counts + item() * kResidentBlocks + blockIdx.x % blocks; }
+  Log<Sum> log;
+  CompactionParams logging, ties, listing;
 
   // One element: what is to be sent in total, and where its velocity moves to.
   __device__ Sum total(Stored update_value, Sum residual_value, Sum velocity_value, Sum scale_value, Sum* moved) const {
@@ -99,6 +96,33 @@ struct Params {
     if (velocity == nullptr) return residual_value + gained;
     *moved = multiply_add(momentum, velocity_value, gained * scale_value);
     return residual_value + *moved;
+  }
+
+  // Sends element i of the batch.
+  __device__ void send(int64_t i, Sum total) const {
+    const Sum part = part_of(total, Update{});
+    new_residual[i] = key_of(bits_of(total)) < BitsOf<Sum>::kInfinity ? total - part : Sum{0};
+    if (velocity != nullptr) new_velocity[i] = 0;
+    if (sent != nullptr) sent[i] = Update::round(part);
+  }
+
+  // Writes element i of a batch item to a slot of its list.
+  __device__ void enlist(int64_t item, int64_t slot, int64_t i, Sum total) const {
+    if (slot >= list.room) return;
+    list.indices[item * list.room + slot] = static_cast<int32_t>(i);
+    list.values[item * list.room + slot] = Update::round(part_of(total, Update{}));
+  }
+
+  // Takes back what was sent of entry `at` of the log.
+  __device__ void take_back(int64_t i, int64_t at) const {
+    new_residual[i] = log.total[at];
+    if (velocity != nullptr) new_velocity[i] = log.velocity[at];
+    if (sent != nullptr) sent[i] = Update::round(Sum{0});
+  }
+
+  __device__ uint32_t logged(int64_t item) const {
+    const int64_t reaching = logging.count[item];
+    return static_cast<uint32_t>(reaching < log.room ? reaching : log.room);
   }
 };
 
@@ -130,5 +154,64 @@ __device__ inline void store_pack(T* to, const Pack<T, kSize>& pack, int64_t lef
     if (k < left) to[k] = pack.at[k];
   }
 }
+
+// A block's chunk of a gradient, or of a list: a warp owns consecutive elements and moves a pack a lane at a time.
+template <typename Sum>
+struct PackChunk {
+  static constexpr int kSize = kVectorBytes / static_cast<int>(sizeof(Sum));
+  static constexpr int kPacks = 4;
+  static constexpr int kPerWarp = kPacks * kWarpSize * kSize;
+  static constexpr int kPerBlock = kWarps * kPerWarp;
+
+  static constexpr uint32_t kPackBits = (1u << kSize) - 1;
+
+  // The element of this thread's bit: bit k of its pack j is number j * kSize + k.
+  __device__ static int64_t element(int64_t chunk, int bit) {
+    return chunk * kPerBlock + warp_id() * kPerWarp + (bit / kSize * kWarpSize + lane_id()) * kSize + bit % kSize;
+  }
+};
+
+// The number of the lowest bit that is set.
+__device__ inline int lowest_bit(uint32_t bits) { return __ffs(static_cast<int>(bits)) - 1; }
+
+// The ranks of what the threads of a block pick of their chunk.
+template <typename Chunk>
+struct PickedRanks {
+  uint32_t first[Chunk::kPacks];  // of this thread's picks in each pack
+  uint32_t total;                 // of the block
+
+  // `warp_totals` is used as in block_exclusive_sum.
+  __device__ PickedRanks(uint32_t picked, uint32_t* warp_totals) {
+    static_assert(Chunk::kPacks == 4 && Chunk::kSize * kWarpSize < 256, "a byte for a warp's count of each pack");
+    uint32_t mine = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) mine |= __popc(picked >> j * Chunk::kSize & Chunk::kPackBits) << 8 * j;
+    const uint32_t through = warp_inclusive_sum(mine), before = through - mine;
+    const uint32_t warp = __shfl_sync(kFullWarp, through, kWarpSize - 1);
+    uint32_t of_warp = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) of_warp += warp >> 8 * j & 0xff;
+    const BlockSum sum = block_exclusive_sum(lane_id() == kWarpSize - 1 ? of_warp : 0, warp_totals);
+    total = sum.total;
+    uint32_t earlier_packs = sum.before;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      first[j] = earlier_packs + (before >> 8 * j & 0xff);
+      earlier_packs += warp >> 8 * j & 0xff;
+    }
+  }
+
+  // visit(rank in the block, bit) for each of this thread's picks.
+  template <typename Visit>
+  __device__ void for_each(uint32_t picked, Visit visit) const {
+#pragma unroll
+    for (int j = 0; j < Chunk::kPacks; ++j) {
+      uint32_t rank = first[j];
+      for (uint32_t left = picked & Chunk::kPackBits << j * Chunk::kSize; left != 0; left &= left - 1) {
+        visit(rank++, lowest_bit(left));
+      }
+    }
+  }
+};
 
 }  // namespace zen::cuda

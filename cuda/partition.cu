@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/chunk.cuh"
+#include "cuda/common/divide.h"
 #include "cuda/partition.h"
 #include "cuda/partition_block.cuh"
 #include "cuda/partition_two_pass.h"
@@ -13,11 +14,40 @@ namespace {
 template <typename Bits>
 constexpr uint32_t kStaged = (32 << 10) / sizeof(Bits);
 
+struct DenseParams : PartitionParams {
+  SmallDivisor n;
+};
+
+// The listed units of a chunk of consecutive ones.
+class ChunkUnits {
+ public:
+  __device__ ChunkUnits(const DenseParams& params, const uint16_t* offsets, int64_t first_unit)
+      : n_(params.n), seed_(params.seed), offsets_(offsets) {
+    const int64_t tile = first_unit / n_.divisor;
+    first_tile_ = static_cast<uint32_t>(tile);
+    first_offset_ = static_cast<uint32_t>(first_unit - tile * n_.divisor);
+  }
+
+  __device__ UnitPlace place(uint32_t j) const {
+    const uint32_t unit = first_offset_ + offsets_[j];
+    const uint32_t tile = n_.quotient(unit);
+    const uint32_t rotation = tile_rotation(first_tile_ + tile, n_.divisor, seed_);
+    return {first_tile_ + tile, server_in_tile(n_.remainder(unit, tile), rotation, n_.divisor)};
+  }
+
+ private:
+  const SmallDivisor n_;
+  const uint32_t seed_;
+  const uint16_t* const offsets_;
+  uint32_t first_tile_;
+  uint32_t first_offset_;  // of the chunk's first unit in that tile
+};
+
 template <typename Bits>
-__global__ void __launch_bounds__(kThreads, 2) partition_elements(const __grid_constant__ PartitionParams params) {
+__global__ void __launch_bounds__(kThreads, 2) partition_elements(const __grid_constant__ DenseParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  const PartitionShared shared(arena, params.n.divisor, ElementChunk<Bits>::kPerBlock);
+  const PartitionShared shared(arena, params.servers, ElementChunk<Bits>::kPerBlock);
   Bits* const staged = arena.take<Bits>(kStaged<Bits>);
 
   PartitionBlock block(params, shared, ElementChunk<Bits>::kPerBlock);
@@ -27,24 +57,25 @@ __global__ void __launch_bounds__(kThreads, 2) partition_elements(const __grid_c
     shared.offsets[rank] = static_cast<uint16_t>(offset);
     if (rank < kStaged<Bits>) staged[rank] = element;
   });
-  block.sort(chunk.nonzeros());
+  const ChunkUnits units(params, shared.offsets, block.first_unit());
+  block.sort(chunk.nonzeros(), units);
 
   Bits* const values = static_cast<Bits*>(params.values);
   for (uint32_t s = threadIdx.x; s < chunk.nonzeros(); s += kThreads) {
     const uint32_t j = shared.order[s];
-    const uint32_t offset = shared.offsets[j];
-    const PartitionBlock::Destination to = block.destination(s, offset);
-    if (to.slot < 0) continue;
-    params.positions[to.slot] = to.position;
-    values[to.slot] = j < kStaged<Bits> ? staged[j] : x[block.first_unit() + offset];
+    const UnitPlace place = units.place(j);
+    const int64_t slot = block.slot(s, place.server);
+    if (slot < 0) continue;
+    params.positions[slot] = static_cast<int32_t>(place.tile);
+    values[slot] = j < kStaged<Bits> ? staged[j] : x[block.first_unit() + shared.offsets[j]];
   }
 }
 
 template <typename Bits>
-__global__ void __launch_bounds__(kThreads, 2) partition_rows(const __grid_constant__ PartitionParams params) {
+__global__ void __launch_bounds__(kThreads, 2) partition_rows(const __grid_constant__ DenseParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  const PartitionShared shared(arena, params.n.divisor, params.rows_per_chunk);
+  const PartitionShared shared(arena, params.servers, params.rows_per_chunk);
   uint32_t* const words = arena.take<uint32_t>(bitmap_words(params.rows_per_chunk));
 
   const int word_count = static_cast<int>(bitmap_words(params.rows_per_chunk));
@@ -59,17 +90,19 @@ __global__ void __launch_bounds__(kThreads, 2) partition_rows(const __grid_const
   const uint32_t word = threadIdx.x < word_count ? words[threadIdx.x] : 0;
   const BlockSum sum = block_exclusive_sum(__popc(word), shared.warp_totals);
   expand_word(word, sum.before, shared.offsets);
-  block.sort(sum.total);
+  const ChunkUnits units(params, shared.offsets, block.first_unit());
+  block.sort(sum.total, units);
 
   const int lanes = lanes_per_row(ceil_div(width, Vector<Bits>::kSize));
   Bits* const values = static_cast<Bits*>(params.values);
   for (uint32_t s = threadIdx.x / lanes; s < sum.total; s += kThreads / lanes) {
-    const uint32_t offset = shared.offsets[shared.order[s]];
-    const PartitionBlock::Destination to = block.destination(s, offset);
-    if (to.slot < 0) continue;
+    const uint32_t j = shared.order[s];
+    const UnitPlace place = units.place(j);
+    const int64_t slot = block.slot(s, place.server);
+    if (slot < 0) continue;
     const int lane = lane_id() % lanes;
-    if (lane == 0) params.positions[to.slot] = to.position;
-    copy_row(values + to.slot * width, rows + offset * width, width, lane, lanes);
+    if (lane == 0) params.positions[slot] = static_cast<int32_t>(place.tile);
+    copy_row(values + slot * width, rows + shared.offsets[j] * width, width, lane, lanes);
   }
 }
 
@@ -79,20 +112,20 @@ int64_t units_per_chunk(int64_t width, int64_t element_bytes) {
 }
 
 template <typename Bits>
-size_t one_pass_shared_bytes(const PartitionParams& params) {
+size_t one_pass_shared_bytes(const DenseParams& params) {
   SharedArena arena = SharedArena::for_measuring();
   if (params.problem.width > 1) {
-    PartitionShared(arena, params.n.divisor, params.rows_per_chunk);
+    PartitionShared(arena, params.servers, params.rows_per_chunk);
     arena.take<uint32_t>(bitmap_words(params.rows_per_chunk));
   } else {
-    PartitionShared(arena, params.n.divisor, ElementChunk<Bits>::kPerBlock);
+    PartitionShared(arena, params.servers, ElementChunk<Bits>::kPerBlock);
     arena.take<Bits>(kStaged<Bits>);
   }
   return arena.used();
 }
 
 template <typename Bits>
-cudaError_t launch_one_pass(const PartitionParams& params, size_t shared_bytes, cudaStream_t stream) {
+cudaError_t launch_one_pass(const DenseParams& params, size_t shared_bytes, cudaStream_t stream) {
   const PartitionProblem& problem = params.problem;
   const int64_t blocks = problem.batch * params.chunks;
   const size_t state_bytes = blocks * problem.n * kStateBytes;
@@ -124,9 +157,11 @@ cudaError_t partition(const PartitionProblem& problem, Element element, uint32_t
   if (problem.n > kMaxOnePassServers) return two_pass();
   const int64_t bytes = element_bytes(element);
   const int64_t per_chunk = units_per_chunk(problem.width, bytes);
-  PartitionParams params;
+  DenseParams params;
   params.problem = problem;
-  params.n = SmallDivisor(static_cast<uint32_t>(problem.n));
+  params.first_server = 0;
+  params.servers = static_cast<uint32_t>(problem.n);
+  params.n = SmallDivisor(params.servers);
   params.seed = seed;
   params.rows_per_chunk = static_cast<int32_t>(per_chunk);
   params.chunks = ceil_div(problem.units, per_chunk);

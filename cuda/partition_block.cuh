@@ -1,43 +1,24 @@
-// What a block of the one-pass partition does once it knows its chunk's non-zero units: sorts them by server, keeping
+// What a block of a one-pass partition does once it knows which units of its chunk to move: sorts them by server, keeping
 // their order, and learns from the blocks before it where each server's run goes.
 #pragma once
 
 #include <cstdint>
 
-#include "cuda/common/divide.h"
 #include "cuda/common/hash.h"
 #include "cuda/look_back.cuh"
 #include "cuda/partition.h"
 
 namespace zen::cuda {
 
-// Where a unit of the chunk belongs.
+// Where a unit belongs.
 struct UnitPlace {
-  uint32_t tile;  // counted from the chunk's first tile
+  uint32_t tile;
   uint32_t server;
 };
 
-// The tiles that a chunk of consecutive units touches.
-struct ChunkTiles {
-  uint32_t first_tile;
-  uint32_t first_offset;  // of the chunk's first unit in that tile
-
-  ZEN_HOST_DEVICE UnitPlace place(uint32_t offset_in_chunk, SmallDivisor n, uint32_t seed) const {
-    const uint32_t unit = first_offset + offset_in_chunk;
-    const uint32_t tile = n.quotient(unit);
-    const uint32_t rotation = tile_rotation(first_tile + tile, n.divisor, seed);
-    return {tile, server_in_tile(n.remainder(unit, tile), rotation, n.divisor)};
-  }
-};
-
-ZEN_HOST_DEVICE ChunkTiles chunk_tiles(int64_t first_unit, uint32_t n) {
-  const int64_t tile = first_unit / n;
-  return {static_cast<uint32_t>(tile), static_cast<uint32_t>(first_unit - tile * n)};
-}
-
 struct PartitionParams {
   PartitionProblem problem;
-  SmallDivisor n;
+  uint32_t first_server, servers;  // that this launch serves
   uint32_t seed;
   int32_t rows_per_chunk;  // of the kernel for rows
   int64_t chunks;          // of one batch item
@@ -46,10 +27,11 @@ struct PartitionParams {
   void* values;
   int32_t* counts;
   uint32_t* ticket;
-  uint32_t* states;  // [batch, chunks, n]
+  uint32_t* states;  // [batch, chunks, servers]
 };
 
-// A block's shared memory. Lists of units hold 16-bit offsets; `order` is the list of ranks in `offsets`, by server.
+// A block's shared memory, for `n` servers. Lists of units hold 16-bit offsets; `order` is the list of ranks in `offsets`,
+// by server.
 struct PartitionShared {
   // A row of the histogram is padded to a whole number of words: threads handle two servers, packed in one word, at a
   // time. No field overflows, as a chunk has at most 2^14 units.
@@ -76,61 +58,59 @@ struct PartitionShared {
   __host__ __device__ static uint32_t histogram_stride(uint32_t n) { return (n + 1) / 2 * 2; }
 };
 
+// Units are listed in shared.offsets; units.place(j) is where the j-th belongs, its server counted from the first of this
+// launch.
 class PartitionBlock {
  public:
   // Takes the next chunk; has a barrier, after which the histogram may be in use.
   __device__ PartitionBlock(const PartitionParams& params, const PartitionShared& shared, int64_t units_per_chunk)
-      : params_(params), shared_(shared), n_(params.n.divisor) {
+      : params_(params), shared_(shared), n_(params.servers) {
     uint32_t* const words = reinterpret_cast<uint32_t*>(shared.histogram);
     for (uint32_t i = threadIdx.x; i < kWarps * words_per_row(); i += kThreads) words[i] = 0;
     const int64_t id = take_ticket(params.ticket, shared.ticket);
     batch_ = id / params.chunks;
     chunk_ = id - batch_ * params.chunks;
     first_unit_ = chunk_ * units_per_chunk;
-    tiles_ = chunk_tiles(first_unit_, n_);
     states_ = params.states + batch_ * params.chunks * n_;
   }
 
   __device__ int64_t batch() const { return batch_; }
   __device__ int64_t first_unit() const { return first_unit_; }
 
-  // Sorts the `units` entries of shared.offsets by server into shared.order. Starts and ends with a barrier.
-  __device__ void sort(uint32_t units) {
-    const uint32_t per_warp = (units + kThreads - 1) / kThreads * kWarpSize;
+  // Sorts the `count` entries of shared.offsets by server into shared.order. Starts and ends with a barrier.
+  template <typename Units>
+  __device__ void sort(uint32_t count, const Units& units) {
+    const uint32_t per_warp = (count + kThreads - 1) / kThreads * kWarpSize;
     const uint32_t begin = warp_id() * per_warp;
-    const uint32_t end = min(units, begin + per_warp);
+    const uint32_t end = min(count, begin + per_warp);
     __syncthreads();
-    count_servers(begin, end);
+    count_servers(begin, end, units);
     __syncthreads();
     publish_counts_and_place_runs();
     __syncthreads();
-    rank(begin, end);
+    rank(begin, end, units);
     find_buckets();
     __syncthreads();
   }
 
-  // The slot of the bucket, in units from the start of positions and values, for place `s` of shared.order, and the
-  // unit's tile; slot -1 where the bucket is full.
-  struct Destination {
-    int64_t slot;
-    int32_t position;
-  };
-  __device__ Destination destination(uint32_t s, uint32_t offset) const {
-    const UnitPlace place = tiles_.place(offset, params_.n, params_.seed);
-    const int64_t slot = static_cast<int64_t>(s) + shared_.shifts[place.server];
+  // The slot, in units from the start of positions and values, for place `s` of shared.order, whose unit goes to
+  // `server`; -1 where the bucket is full.
+  __device__ int64_t slot(uint32_t s, uint32_t server) const {
+    const int64_t slot = static_cast<int64_t>(s) + shared_.shifts[server];
     const int64_t capacity = params_.problem.capacity;
-    const int64_t bucket = batch_ * n_ + place.server;
-    return {slot < capacity ? bucket * capacity + slot : -1, static_cast<int32_t>(tiles_.first_tile + place.tile)};
+    return slot < capacity ? bucket(server) * capacity + slot : -1;
   }
 
  private:
   __device__ uint32_t words_per_row() const { return PartitionShared::histogram_stride(n_) / 2; }
+  __device__ int64_t bucket(uint32_t server) const { return batch_ * params_.problem.n + params_.first_server + server; }
 
   // Each warp counts its own part of the list.
-  __device__ void count_servers(uint32_t begin, uint32_t end) {
+  template <typename Units>
+  __device__ void count_servers(uint32_t begin, uint32_t end, const Units& units) {
     uint32_t* const words = reinterpret_cast<uint32_t*>(shared_.histogram) + warp_id() * words_per_row();
     for (uint32_t j = begin + lane_id(); j < end; j += kWarpSize) {
-      const uint32_t server = tiles_.place(shared_.offsets[j], params_.n, params_.seed).server;
+      const uint32_t server = units.place(j).server;
       atomicAdd(words + server / 2, server % 2 ? 1u << 16 : 1u);
     }
   }
@@ -165,12 +145,13 @@ class PartitionBlock {
   }
 
   // A stable counting sort within the warp's part: equal servers among 32 neighbours keep their order, as do rounds.
-  __device__ void rank(uint32_t begin, uint32_t end) {
+  template <typename Units>
+  __device__ void rank(uint32_t begin, uint32_t end, const Units& units) {
     uint16_t* const next = shared_.histogram + warp_id() * PartitionShared::histogram_stride(n_);
     for (uint32_t base = begin; base < end; base += kWarpSize) {
       const uint32_t j = base + lane_id();
       const bool active = j < end;
-      const uint32_t server = active ? tiles_.place(shared_.offsets[j], params_.n, params_.seed).server : n_;
+      const uint32_t server = active ? units.place(j).server : n_;
       const uint32_t peers = __match_any_sync(kFullWarp, server);
       const uint32_t before = __popc(peers & ((1u << lane_id()) - 1u));
       if (active) shared_.order[next[server] + before] = static_cast<uint16_t>(j);
@@ -195,7 +176,7 @@ class PartitionBlock {
       const uint32_t through = before + static_cast<uint32_t>(shared_.starts[server + 1] - start);
       publish(states_ + chunk_ * n_ + server, inclusive_state(through));
       shared_.shifts[server] = static_cast<int32_t>(before) - start;
-      if (chunk_ == params_.chunks - 1) params_.counts[batch_ * n_ + server] = static_cast<int32_t>(through);
+      if (chunk_ == params_.chunks - 1) params_.counts[bucket(server)] = static_cast<int32_t>(through);
     }
   }
 
@@ -205,7 +186,6 @@ class PartitionBlock {
   int64_t batch_;
   int64_t chunk_;
   int64_t first_unit_;
-  ChunkTiles tiles_;
   uint32_t* states_;
 };
 

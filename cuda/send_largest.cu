@@ -1,3 +1,6 @@
+// Reads and writes the gradient once where a sample foretells the threshold: keys above its bracket are sent at once,
+// those within are logged with them, and the log tells which were meant. Where it cannot, what was sent is taken back and
+// the totals themselves are searched.
 #include "cuda/send_largest.h"
 
 #include <algorithm>
@@ -11,9 +14,11 @@
 namespace zen::cuda {
 namespace {
 
-// A thread's vectors in flight, and the share of elements that may be candidates.
-constexpr int64_t kVectorsPerThread = 4;
-constexpr int64_t kCandidateShare = 16;
+// Keys of a thread in a search, packs of each array that a thread loads before it stores any, and the share of elements
+// that the log has room for.
+constexpr int64_t kKeysPerThread = 16;
+constexpr int kInFlight = 2;
+constexpr int64_t kLoggedShare = 16;
 
 // ---- the sample ----
 
@@ -27,8 +32,8 @@ __global__ void __launch_bounds__(kThreads) start(const __grid_constant__ Params
   state.ranks[0].start(sampled, bounds.below, -1);
   state.ranks[1].start(sampled, bounds.above, -1);
   state.threshold.start(params.problem.size, bounds.least, bounds.most);
-  state.left_out = state.candidates_hold = 0;
-  state.low = state.high = 0;
+  state.uses_log = 0;
+  params.logging.count[item] = 0;
 }
 
 template <typename Update>
@@ -52,288 +57,356 @@ __global__ void __launch_bounds__(kThreads) search_sample(const __grid_constant_
   using Bits = typename Params<Update>::Bits;
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
-  const int64_t item = params.item() / 2, sampled = params.chunks * kSampleChunk;
-  Search<Bits>& search = params.states[item].ranks[params.item() % 2];
+  const SearchShared<Bits> shared(arena);
+  const int64_t search_id = blockIdx.x / params.blocks, item = search_id / 2;
+  Search<Bits>& search = params.states[item].ranks[search_id % 2];
   if (search.done) return;
+  const int64_t sampled = params.chunks * kSampleChunk, step = static_cast<int64_t>(params.blocks) * kThreads;
   const Bits* const keys = params.sample + item * sampled;
-  uint32_t counts[kProbes] = {};
-  for (int64_t i = params.first_thread(); i < sampled; i += params.threads()) {
-#pragma unroll
-    for (int p = 0; p < kProbes; ++p) counts[p] += keys[i] >= search.probes[p];
-  }
-  if (add_reach(&search, counts, params.blocks, warp_totals)) search.narrow();
+  const bool is_last = count_reach(&search, shared, params.blocks, [&](KeyCounter<Bits>& counter) {
+    const int64_t first = static_cast<int64_t>(blockIdx.x % params.blocks) * kThreads + threadIdx.x;
+    for (int64_t i = first; i < sampled; i += step) counter.count(keys[i]);
+  });
+  if (is_last && threadIdx.x == 0) search.narrow(shared.probes, shared.counts);
 }
 
 template <typename Update>
 __global__ void __launch_bounds__(kThreads) set_bracket(const __grid_constant__ Params<Update> params) {
+  constexpr auto kInfinity = BitsOf<typename Update::Sum>::kInfinity;
   const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (item >= params.problem.batch) return;
   auto& state = params.states[item];
-  state.threshold.probe_from(state.ranks[0].low, state.ranks[1].low);
-  state.low = state.threshold.probes[0];
-  state.high = state.threshold.probes[kProbes - 1];
+  const auto below = state.ranks[0].low, above = state.ranks[1].low;
+  state.threshold.start_from(below, above);
+  const auto highest = state.threshold.probe(kGaps * kGaps * kProbes - 1);
+  state.logged_from = below < kInfinity ? below : kInfinity;
+  state.sent_from = highest < kInfinity ? highest : kInfinity;
+  state.uses_log = !state.threshold.done && below > 0 && state.threshold.least <= params.log.room;
 }
 
 // ---- the gradient ----
 
-// The first pass: totals and velocities, how many keys reach the first probes, and a list of those between them.
+// The pass over the gradient: writes totals and velocities, logs what reaches the bracket and sends what is above it.
 template <typename Update>
-__global__ void __launch_bounds__(kThreads) accumulate(const __grid_constant__ Params<Update> params) {
+__global__ void __launch_bounds__(kThreads, 2) accumulate(const __grid_constant__ Params<Update> params) {
   using Sum = typename Update::Sum;
   using Stored = typename Update::Stored;
   using Bits = typename Params<Update>::Bits;
-  constexpr int kSize = kVectorBytes / static_cast<int>(sizeof(Sum));
+  using Chunk = PackChunk<Sum>;
+  constexpr int kSize = Chunk::kSize;
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
+  const CompactionShared shared(arena);
   uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
-  uint32_t* const listed = arena.take<uint32_t>(1);
-  if (threadIdx.x == 0) *listed = 0;
-  __syncthreads();
 
-  const int64_t item = params.item(), size = params.problem.size, base = item * size;
-  Bits* const list = params.block_list();
-  const uint32_t room = static_cast<uint32_t>(params.block_room());
-  State<Bits>& state = params.states[item];
-  const Bits low = state.low, high = state.high;
-  const Sum scale = params.scale[item];
+  const CompactionBlock block(params.logging, shared);
+  const int64_t size = params.problem.size, base = block.batch * size;
+  const State<Bits>& state = params.states[block.batch];
+  const Bits logged_from = state.uses_log ? state.logged_from : kTopKey<Bits>;
+  const Sum scale = params.scale[block.batch];
   const bool aligned = base % kSize == 0 && is_aligned(params.update) && is_aligned(params.residual) &&
-                       is_aligned(params.velocity) && is_aligned(params.new_residual) &&
+                       is_aligned(params.velocity) && is_aligned(params.sent) && is_aligned(params.new_residual) &&
                        is_aligned(params.new_velocity);
-  Bits probes[kProbes];
-  uint32_t counts[kProbes] = {};
+  uint32_t logged = 0;
 #pragma unroll
-  for (int p = 0; p < kProbes; ++p) probes[p] = state.threshold.probes[p];
-  for (int64_t i = params.first_thread() * kSize; i < size; i += params.threads() * kSize) {
-    const int64_t left = size - i;
-    const Pack<Stored, kSize> update = load_pack<kSize>(params.update + base + i, left, aligned);
-    Pack<Sum, kSize> total = load_pack<kSize>(params.residual + base + i, left, aligned), velocity = {};
-    if (params.velocity != nullptr) velocity = load_pack<kSize>(params.velocity + base + i, left, aligned);
+  for (int first = 0; first < Chunk::kPacks; first += kInFlight) {
+    Pack<Stored, kSize> update[kInFlight];
+    Pack<Sum, kSize> total[kInFlight], velocity[kInFlight] = {};
 #pragma unroll
-    for (int k = 0; k < kSize; ++k) {
-      total.at[k] = params.total(update.at[k], total.at[k], velocity.at[k], scale, &velocity.at[k]);
-      if (k >= left) continue;
-      const Bits key = key_of(bits_of(total.at[k]));
-#pragma unroll
-      for (int p = 0; p < kProbes; ++p) counts[p] += key >= probes[p];
-      if (key < low || key >= high) continue;
-      const uint32_t place = atomicAdd(listed, 1u);
-      if (place < room) list[place] = key;
+    for (int p = 0; p < kInFlight; ++p) {
+      const int64_t i = Chunk::element(block.chunk, (first + p) * kSize), left = size - i;
+      update[p] = load_pack<kSize>(params.update + base + i, left, aligned);
+      total[p] = load_pack<kSize>(params.residual + base + i, left, aligned);
+      if (params.velocity != nullptr) velocity[p] = load_pack<kSize>(params.velocity + base + i, left, aligned);
     }
-    store_pack<kSize>(params.new_residual + base + i, total, left, aligned);
-    if (params.velocity != nullptr) store_pack<kSize>(params.new_velocity + base + i, velocity, left, aligned);
+#pragma unroll
+    for (int p = 0; p < kInFlight; ++p) {
+      const int64_t i = Chunk::element(block.chunk, (first + p) * kSize), left = size - i;
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        Sum& sum = total[p].at[k];
+        sum = params.total(update[p].at[k], sum, velocity[p].at[k], scale, &velocity[p].at[k]);
+        if (k < left && key_of(bits_of(sum)) >= logged_from) logged |= 1u << ((first + p) * kSize + k);
+      }
+      store_pack<kSize>(params.new_residual + base + i, total[p], left, aligned);
+      if (params.velocity != nullptr) store_pack<kSize>(params.new_velocity + base + i, velocity[p], left, aligned);
+      if (params.sent != nullptr) store_pack<kSize>(params.sent + base + i, Pack<Stored, kSize>{}, left, aligned);
+    }
   }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    *params.block_count() = *listed < room ? *listed : room;
-    if (*listed > room) atomicAdd(&state.left_out, *listed - room);
-  }
-  Search<Bits>& search = state.threshold;
-  if (search.done || !add_reach(&search, counts, params.blocks, warp_totals)) return;
-  state.above = search.reach[kProbes - 1];
-  const bool inside = search.reach[0] >= search.least && state.above < search.least;
-  state.candidates_hold = inside && low < high && state.left_out == 0;
-  search.narrow();
+  if (!state.uses_log) return;
+
+  const PickedRanks<Chunk> ranks(logged, warp_totals);
+  block.announce(ranks.total);
+  const int64_t before = block.place(ranks.total), entries = block.batch * params.log.room;
+  ranks.for_each(logged, [&](uint32_t rank, int bit) {
+    if (before + rank >= params.log.room) return;
+    const int64_t i = Chunk::element(block.chunk, bit), at = entries + before + rank;
+    const Sum total = params.new_residual[base + i];
+    params.log.index[at] = static_cast<uint32_t>(i);
+    params.log.total[at] = total;
+    if (params.velocity != nullptr) params.log.velocity[at] = params.new_velocity[base + i];
+    if (key_of(bits_of(total)) >= state.sent_from) params.send(base + i, total);
+  });
 }
 
-// A later pass: over the candidates, if the threshold is one, else over all totals.
+// A pass of the search: over the log if that holds the threshold, else over all totals.
 template <typename Update>
 __global__ void __launch_bounds__(kThreads) search_threshold(const __grid_constant__ Params<Update> params) {
   using Bits = typename Params<Update>::Bits;
+  constexpr int kLowestOfFirstStep = kGaps * kGaps - 1;
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
-  const int64_t item = params.item();
+  const SearchShared<Bits> shared(arena);
+  const int64_t item = blockIdx.x / params.blocks;
   State<Bits>& state = params.states[item];
   Search<Bits>& search = state.threshold;
   if (search.done) return;
-  const bool listed = state.candidates_hold;
-  const Bits* const totals = reinterpret_cast<const Bits*>(params.new_residual) + item * params.problem.size;
-  const Bits* const bits = listed ? params.block_list() : totals;
-  const int64_t size = listed ? static_cast<int64_t>(*params.block_count()) : params.problem.size;
-  const int64_t first = listed ? threadIdx.x : params.first_thread(), step = listed ? kThreads : params.threads();
-  Bits probes[kProbes];
-  uint32_t counts[kProbes] = {};
-#pragma unroll
-  for (int p = 0; p < kProbes; ++p) probes[p] = search.probes[p];
-  for (int64_t i = first; i < size; i += step) {
-    const Bits key = key_of(bits[i]);
-#pragma unroll
-    for (int p = 0; p < kProbes; ++p) counts[p] += key >= probes[p];
-  }
-  if (!add_reach(&search, counts, params.blocks, warp_totals)) return;
-  for (int p = 0; listed && p < kProbes; ++p) search.reach[p] += state.above;
-  search.narrow();
-}
-
-// Whether equals at the threshold are too many; then those of lowest index are sent.
-template <typename Update>
-__global__ void __launch_bounds__(kThreads) start_ties(const __grid_constant__ Params<Update> params) {
-  const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (item >= params.problem.batch) return;
-  auto& state = params.states[item];
-  const int32_t wanted = state.threshold.least - state.threshold.reach_high;
-  state.ties.start(params.problem.size, wanted, wanted);
-  if (state.threshold.reach_low <= state.threshold.most || state.threshold.low == 0) {
-    state.ties.done = true;
-    state.ties.low = 0;
+  const bool uses_log = state.uses_log, first_pass = search.from_sample;
+  const int64_t count = uses_log ? params.logged(item) : params.problem.size;
+  const void* const floats =
+      uses_log ? params.log.total + item * params.log.room : params.new_residual + item * params.problem.size;
+  const Bits* const bits = static_cast<const Bits*>(floats);
+  const bool is_last = count_reach(&search, shared, params.blocks, [&](KeyCounter<Bits>& counter) {
+    const int64_t first = static_cast<int64_t>(blockIdx.x % params.blocks) * kThreads + threadIdx.x;
+    const int64_t step = static_cast<int64_t>(params.blocks) * kThreads;
+    for (int64_t i = first; i < count; i += step) counter.count(key_of(bits[i]));
+  });
+  if (!is_last || threadIdx.x != 0) return;
+  const bool found_elsewhere = params.logging.count[item] > params.log.room ||
+                               static_cast<int32_t>(shared.counts[kLowestOfFirstStep]) < search.least;
+  if (uses_log && first_pass && found_elsewhere) {
+    state.uses_log = 0;
+  } else {
+    search.narrow(shared.probes, shared.counts);
   }
 }
 
+// Takes back what was sent by a log that does not hold the threshold.
 template <typename Update>
-__global__ void __launch_bounds__(kThreads) search_ties(const __grid_constant__ Params<Update> params) {
+__global__ void __launch_bounds__(kThreads) take_back(const __grid_constant__ Params<Update> params) {
+  const int64_t item = blockIdx.x / params.blocks;
+  const auto& state = params.states[item];
+  if (state.uses_log) return;
+  const int64_t first = static_cast<int64_t>(blockIdx.x % params.blocks) * kThreads + threadIdx.x;
+  const int64_t entries = item * params.log.room, logged = params.logged(item);
+  for (int64_t at = entries + first; at < entries + logged; at += static_cast<int64_t>(params.blocks) * kThreads) {
+    if (key_of(bits_of(params.log.total[at])) < state.sent_from) continue;
+    params.take_back(item * params.problem.size + params.log.index[at], at);
+  }
+}
+
+// Sends what reaches the threshold, takes back what was sent and does not, and lists what is sent, if that is wanted. Of
+// too many equals at the threshold those of lowest index are sent.
+template <typename Update>
+__global__ void __launch_bounds__(kThreads, 2) finish(const __grid_constant__ Params<Update> params) {
+  using Sum = typename Update::Sum;
   using Bits = typename Params<Update>::Bits;
+  using Chunk = PackChunk<Sum>;
+  constexpr int kSize = Chunk::kSize;
+  constexpr Bits kInfinity = BitsOf<Sum>::kInfinity;
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
+  const CompactionShared shared(arena);
   uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
-  const int64_t item = params.item(), size = params.problem.size;
-  State<Bits>& state = params.states[item];
-  if (state.ties.done) return;
-  const Bits* const bits = reinterpret_cast<const Bits*>(params.new_residual) + item * size;
-  uint32_t counts[kProbes] = {};
-  for (int64_t i = params.first_thread(); i < size; i += params.threads()) {
-    const uint32_t key = key_of(bits[i]) == state.threshold.low ? static_cast<uint32_t>(size - i) : 0;
+
+  const bool lists = params.sent == nullptr;
+  for (;; __syncthreads()) {
+    int64_t item = 0, count = 0, chunks = 0, chunk = take_ticket(params.listing.ticket, shared.ticket);
+    for (; item < params.problem.batch; ++item, chunk -= chunks) {
+      count = params.states[item].uses_log ? params.logged(item) : params.problem.size;
+      chunks = ceil_div(count, Chunk::kPerBlock);
+      if (chunk < chunks) break;
+    }
+    if (item == params.problem.batch) return;
+    const State<Bits>& state = params.states[item];
+    const Search<Bits>& search = state.threshold;
+    const bool uses_log = state.uses_log;
+    const int64_t base = item * params.problem.size, entries = item * params.log.room;
+    const Sum* const from = uses_log ? params.log.total + entries : params.new_residual + base;
+
+    uint32_t chosen = 0, equal = 0, gone = 0, listed = 0;
 #pragma unroll
-    for (int p = 0; p < kProbes; ++p) counts[p] += key >= state.ties.probes[p];
+    for (int first = 0; first < Chunk::kPacks * kSize; first += kSize) {
+      const int64_t at = Chunk::element(chunk, first), left = count - at;
+      const Pack<Sum, kSize> totals = load_pack<kSize>(from + at, left, is_aligned(from));
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        if (k >= left) continue;
+        const Bits key = key_of(bits_of(totals.at[k]));
+        const uint32_t bit = 1u << (first + k);
+        if (key >= search.low || key >= kInfinity) chosen |= bit;
+        if (key == search.low && key < kInfinity) equal |= bit;
+        if (uses_log && key >= state.sent_from) gone |= bit;
+        if (lists && is_nonzero(bits_of(part_of(totals.at[k], Update{})))) listed |= bit;
+      }
+    }
+    if (search.reach_low > search.most && search.low > 0) {
+      const PickedRanks<Chunk> ranks(equal, warp_totals);
+      const CompactionBlock block(params.ties, shared, item, chunk, chunks);
+      block.announce(ranks.total);
+      const int64_t before = block.place(ranks.total), wanted = search.least - search.reach_high;
+      ranks.for_each(equal, [&](uint32_t rank, int bit) {
+        if (before + rank >= wanted) chosen &= ~(1u << bit);
+      });
+    }
+
+    const auto index_of = [&](int64_t at) -> int64_t { return uses_log ? params.log.index[entries + at] : at; };
+    if (lists) {
+      listed &= chosen;
+      const PickedRanks<Chunk> ranks(listed, warp_totals);
+      const CompactionBlock block(params.listing, shared, item, chunk, chunks);
+      block.announce(ranks.total);
+      const int64_t before = block.place(ranks.total);
+      ranks.for_each(listed, [&](uint32_t rank, int bit) {
+        const int64_t at = Chunk::element(chunk, bit);
+        params.enlist(item, before + rank, index_of(at), from[at]);
+      });
+    }
+    for (uint32_t left = chosen ^ gone; left != 0; left &= left - 1) {
+      const int bit = lowest_bit(left);
+      const int64_t at = Chunk::element(chunk, bit), i = base + index_of(at);
+      if (gone >> bit & 1) {
+        params.take_back(i, entries + at);
+      } else {
+        params.send(i, from[at]);
+      }
+    }
   }
-  if (add_reach(&state.ties, counts, params.blocks, warp_totals)) state.ties.narrow();
 }
 
-// The last pass: writes all of what is sent, and of residual and velocity the vectors that lose something.
+// The parts of a call's scratch, one behind the other for the whole batch: each starts at a multiple of 16 bytes.
 template <typename Update>
-__global__ void __launch_bounds__(kThreads) split(const __grid_constant__ Params<Update> params) {
+class Scratch {
   using Sum = typename Update::Sum;
-  using Stored = typename Update::Stored;
   using Bits = typename Params<Update>::Bits;
-  constexpr int kSize = kVectorBytes / static_cast<int>(sizeof(Sum));
-  constexpr Bits kInfinity = BitsOf<Sum>::kInfinity;
-  const int64_t item = params.item(), size = params.problem.size, base = item * size;
-  const State<Bits>& state = params.states[item];
-  const Bits threshold = state.threshold.low;
-  const uint32_t last_tie = state.ties.low;
-  const bool aligned = base % kSize == 0 && is_aligned(params.new_residual) && is_aligned(params.sent);
-  for (int64_t i = params.first_thread() * kSize; i < size; i += params.threads() * kSize) {
-    const int64_t left = size - i;
-    Pack<Sum, kSize> total = load_pack<kSize>(params.new_residual + base + i, left, aligned);
-    Pack<Stored, kSize> sent = {};
-    uint32_t chosen = 0;
-#pragma unroll
-    for (int k = 0; k < kSize; ++k) {
-      const Bits key = key_of(bits_of(total.at[k]));
-      const bool tie = key == threshold && static_cast<uint32_t>(size - i - k) >= last_tie;
-      if (k >= left || !(key > threshold || tie || key >= kInfinity)) continue;
-      const Sum part = part_of(total.at[k], Update{});
-      sent.at[k] = Update::round(part);
-      total.at[k] = key < kInfinity ? total.at[k] - part : Sum{0};
-      chosen |= 1u << k;
+
+ public:
+  // For measuring, `base` is null.
+  Scratch(void* base, int64_t batch, int64_t size, int64_t chunks, Params<Update>* params)
+      : base_(static_cast<unsigned char*>(base)) {
+    const int64_t room = chunks > 0 ? size / kLoggedShare / 4 * 4 : 0;
+    const int64_t per_item = ceil_div(size, PackChunk<Sum>::kPerBlock);
+    for (CompactionParams* compaction : {&params->logging, &params->ties, &params->listing}) {
+      compaction->chunks = per_item;
+      compaction->ticket = take<uint32_t>(kTicketBytes / sizeof(uint32_t));
+      compaction->states = take<uint32_t>(batch * per_item);
     }
-    store_pack<kSize>(params.sent + base + i, sent, left, aligned);
-    if (chosen == 0) continue;
-    store_pack<kSize>(params.new_residual + base + i, total, left, aligned);
-    if (params.velocity == nullptr) continue;
-#pragma unroll
-    for (int k = 0; k < kSize; ++k) {
-      if (chosen >> k & 1) params.new_velocity[base + i + k] = 0;
-    }
+    zeroed_bytes_ = used_;
+    params->logging.count = take<int32_t>(batch);
+    params->ties.count = take<int32_t>(batch);
+    params->states = take<State<Bits>>(batch);
+    params->sample = take<Bits>(batch * chunks * kSampleChunk);
+    params->log = {room, take<uint32_t>(batch * room), take<Sum>(batch * room), nullptr};
+    if (params->velocity != nullptr || base == nullptr) params->log.velocity = take<Sum>(batch * room);
   }
-}
+
+  int64_t zeroed_bytes() const { return zeroed_bytes_; }
+  int64_t bytes() const { return used_; }
+
+ private:
+  template <typename T>
+  T* take(int64_t count) {
+    T* const part = reinterpret_cast<T*>(base_ + used_);
+    used_ += ceil_div(count * static_cast<int64_t>(sizeof(T)), kVectorBytes) * kVectorBytes;
+    return part;
+  }
+
+  unsigned char* base_;
+  int64_t used_ = 0;
+  int64_t zeroed_bytes_ = 0;
+};
 
 template <typename Update>
 cudaError_t run(Params<Update> params, cudaStream_t stream) {
   using Bits = typename Params<Update>::Bits;
-  constexpr int64_t kSize = kVectorBytes / static_cast<int64_t>(sizeof(Bits));
-  constexpr size_t kShared = (kWarps + 4) * sizeof(uint32_t);
   const FeedbackProblem& problem = params.problem;
-  const auto blocks_for = [&](int64_t elements, int64_t items) {
-    return std::clamp<int64_t>(ceil_div(elements, kThreads * kSize * kVectorsPerThread), 1,
-                               std::max<int64_t>(1, kResidentBlocks / items));
+  const auto blocks_for = [&](int64_t keys, int64_t searches) {
+    return static_cast<uint32_t>(std::clamp<int64_t>(ceil_div(keys, kThreads * kKeysPerThread), 1,
+                                                     std::max<int64_t>(1, kResidentBlocks / searches)));
   };
+  const size_t search_bytes = SearchShared<Bits>::bytes();
+  SharedArena arena = SharedArena::for_measuring();
+  CompactionShared shared(arena);
+  arena.take<uint32_t>(kWarps);
+
   const int64_t per_item = ceil_div(problem.batch, kThreads), sampled = params.chunks * kSampleChunk;
   ZEN_RETURN_IF_ERROR(launch(start<Update>, per_item, 0, stream, params));
   if (params.chunks > 0) {
-    ZEN_RETURN_IF_ERROR(
-        launch(take_sample<Update>, ceil_div(problem.batch * sampled, kThreads), 0, stream, params));
-    params.blocks = static_cast<uint32_t>(blocks_for(sampled, 2 * problem.batch));
+    ZEN_RETURN_IF_ERROR(launch(take_sample<Update>, ceil_div(problem.batch * sampled, kThreads), 0, stream, params));
+    params.blocks = blocks_for(sampled, 2 * problem.batch);
     for (int pass = 0; pass < kMostPasses<Bits>; ++pass) {
       ZEN_RETURN_IF_ERROR(
-          launch(search_sample<Update>, 2 * problem.batch * params.blocks, kShared, stream, params));
+          launch(search_sample<Update>, 2 * problem.batch * params.blocks, search_bytes, stream, params));
     }
     ZEN_RETURN_IF_ERROR(launch(set_bracket<Update>, per_item, 0, stream, params));
   }
-  params.blocks = static_cast<uint32_t>(blocks_for(problem.size, problem.batch));
+  const int64_t chunks = problem.batch * params.logging.chunks;
+  ZEN_RETURN_IF_ERROR(launch(accumulate<Update>, chunks, arena.used(), stream, params));
+  params.blocks = blocks_for(problem.size, problem.batch);
   const int64_t blocks = problem.batch * params.blocks;
-  ZEN_RETURN_IF_ERROR(launch(accumulate<Update>, blocks, kShared, stream, params));
-  for (int pass = 0; pass < kMostPasses<Bits>; ++pass) {
-    ZEN_RETURN_IF_ERROR(launch(search_threshold<Update>, blocks, kShared, stream, params));
+  for (int pass = 0; pass <= kMostPasses<Bits>; ++pass) {
+    ZEN_RETURN_IF_ERROR(launch(search_threshold<Update>, blocks, search_bytes, stream, params));
+    if (pass == 0 && params.chunks > 0) ZEN_RETURN_IF_ERROR(launch(take_back<Update>, blocks, 0, stream, params));
   }
-  ZEN_RETURN_IF_ERROR(launch(start_ties<Update>, per_item, 0, stream, params));
-  for (int pass = 0; pass < kMostPasses<uint32_t>; ++pass) {
-    ZEN_RETURN_IF_ERROR(launch(search_ties<Update>, blocks, kShared, stream, params));
-  }
-  return launch(split<Update>, blocks, 0, stream, params);
+  return launch(finish<Update>, std::min(chunks, kResidentBlocks), arena.used(), stream, params);
 }
 
-// The parts of a call's scratch, one behind the other for the whole batch.
-struct Scratch {
-  int64_t sum_bytes, sampled, room;
-
-  Scratch(int64_t size, int64_t element_bytes, int64_t chunks)
-      : sum_bytes(std::max<int64_t>(element_bytes, 4)),
-        sampled(chunks * kSampleChunk),
-        room(chunks > 0 ? size / kCandidateShare : 0) {}
-
-  int64_t state_bytes() const { return sum_bytes == 8 ? sizeof(State<uint64_t>) : sizeof(State<uint32_t>); }
-  int64_t bytes() const { return state_bytes() + (sampled + room) * sum_bytes + kResidentBlocks * 4; }
-};
+// visit(update) with the type that sums elements as this one is summed.
+template <typename Visit>
+auto visit_update(Element element, Visit visit) {
+  switch (element) {
+    case Element::kFloat64:
+      return visit(Float64{});
+    case Element::kFloat16:
+      return visit(Float16{});
+    case Element::kBfloat16:
+      return visit(Bfloat16{});
+    default:
+      return visit(Float32{});
+  }
+}
 
 }  // namespace
 
 int64_t send_largest_scratch_bytes(int64_t size, int64_t element_bytes, int64_t chunks) {
-  return Scratch(size, element_bytes, chunks).bytes();
+  const auto bytes = [&](auto update) {
+    Params<decltype(update)> params = {};
+    return Scratch<decltype(update)>(nullptr, 1, size, chunks, &params).bytes();
+  };
+  return element_bytes == 8 ? bytes(Float64{}) : bytes(Float32{});
 }
 
 cudaError_t send_largest(const FeedbackProblem& problem, Element element, const SendLargestArrays& d_arrays,
                          const LargestBounds* d_bounds, const void* d_scale, double momentum, int64_t chunks,
                          void* d_scratch, cudaStream_t stream) {
-  if (problem.batch == 0 || problem.size == 0) return cudaSuccess;
-  const Scratch scratch(problem.size, element_bytes(element), chunks);
-  unsigned char* const states = static_cast<unsigned char*>(d_scratch);
-  unsigned char* const sample = states + problem.batch * scratch.state_bytes();
-  const auto run_as = [&](auto update) {
+  if (problem.batch == 0) return cudaSuccess;
+  const bool lists = d_arrays.sent == nullptr;
+  if (problem.size == 0) {
+    return lists ? cudaMemsetAsync(d_arrays.list.count, 0, problem.batch * sizeof(int32_t), stream) : cudaSuccess;
+  }
+  return visit_update(element, [&](auto update) {
     using Update = decltype(update);
     using Sum = typename Update::Sum;
     using Stored = typename Update::Stored;
-    using Bits = typename Params<Update>::Bits;
-    Params<Update> params;
+    Params<Update> params = {};
     params.problem = problem;
     params.chunks = chunks;
-    params.room = scratch.room;
-    params.blocks = 0;
     params.momentum = static_cast<Sum>(momentum);
     params.update = static_cast<const Stored*>(d_arrays.update);
     params.residual = static_cast<const Sum*>(d_arrays.residual);
     params.velocity = static_cast<const Sum*>(d_arrays.velocity);
     params.sent = static_cast<Stored*>(d_arrays.sent);
+    params.list = {d_arrays.list.room, d_arrays.list.indices, static_cast<Stored*>(d_arrays.list.values),
+                   d_arrays.list.count};
     params.new_residual = static_cast<Sum*>(d_arrays.new_residual);
     params.new_velocity = static_cast<Sum*>(d_arrays.new_velocity);
     params.bounds = d_bounds;
     params.scale = static_cast<const Sum*>(d_scale);
-    params.states = reinterpret_cast<State<Bits>*>(states);
-    params.sample = reinterpret_cast<Bits*>(sample);
-    params.listed = params.sample + problem.batch * scratch.sampled;
-    params.listed_counts = reinterpret_cast<uint32_t*>(params.listed + problem.batch * scratch.room);
+    const Scratch<Update> scratch(d_scratch, problem.batch, problem.size, chunks, &params);
+    params.listing.count = params.list.count;
+    ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_scratch, 0, scratch.zeroed_bytes(), stream));
     return run(params, stream);
-  };
-  switch (element) {
-    case Element::kFloat64:
-      return run_as(Float64{});
-    case Element::kFloat16:
-      return run_as(Float16{});
-    case Element::kBfloat16:
-      return run_as(Bfloat16{});
-    default:
-      return run_as(Float32{});
-  }
+  });
 }
 
 }  // namespace zen::cuda

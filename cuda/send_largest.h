@@ -1,4 +1,5 @@
-// Error feedback on a GPU: sends the largest of what has gathered in a residual, and keeps the rest there.
+// Error feedback on a GPU: sends the largest of what has gathered in a residual, as an array or as a list, and keeps the
+// rest there.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,13 +11,24 @@
 
 namespace zen::cuda {
 
+// What is sent, but for zeros, by ascending index: the first `room` of them. [batch, room] each, and [batch].
+template <typename Stored>
+struct SentList {
+  int64_t room;
+  int32_t* indices;
+  Stored* values;
+  int32_t* count;
+};
+
 // Device pointers, [batch, size] each. Results may be the operands they replace; velocities are null without momentum.
-// `element` is that of update and sent; the others are float64 for float64, else float32.
+// Where `sent` is null what is sent is listed. `element` is that of update and sent; the others are float64 for float64,
+// else float32.
 struct SendLargestArrays {
   const void* update;
   const void* residual;
   const void* velocity;
   void* sent;
+  SentList<void> list;
   void* new_residual;
   void* new_velocity;
 };

@@ -1,5 +1,5 @@
-// The search for the threshold of a selection, on the device: as zen_jax/selection.py makes it, a launch for each pass.
-// A launch whose search is over does nothing, so as many are enqueued as the longest search takes.
+// The search for the threshold of a selection, on the device: as zen_jax/selection.py makes it, but several of its steps
+// in a launch. A launch whose search is over does nothing, so as many are enqueued as the longest search takes.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,11 @@
 
 namespace zen::cuda {
 
-constexpr int kProbes = 4;
+// A step counts how many keys reach each of a few probes and goes on in the gap that holds the threshold. A pass over the
+// keys counts for all probes that its steps may come to: those of the first, those of the second in each gap of it, ...
+constexpr int kProbes = 4, kGaps = kProbes + 1;
+constexpr int kStepsPerPass = 3;
+constexpr int kProbesPerPass = kGaps * kGaps * kGaps - 1;
 
 // The key that none reaches.
 template <typename Bits>
@@ -20,79 +24,178 @@ __device__ inline Bits key_of(Bits bits) {
   return bits & static_cast<Bits>(kTopKey<Bits> - 1);
 }
 
+// Passes after which any search is over: each step leaves a fifth of the gap, rounded up, but for one from a sample.
+template <typename Bits>
+constexpr int kMostPasses = ((sizeof(Bits) == 4 ? 16 : 30) + 1 + kStepsPerPass - 1) / kStepsPerPass;
+
 // At least `least` keys reach `low`, fewer than that reach `high`.
 template <typename Bits>
 struct Search {
   Bits low, high;
-  Bits probes[kProbes];
+  Bits below, above;    // what the first step's probes span, if from_sample
   int32_t least, most;  // a `most` of -1 asks for the key of that rank itself
   int32_t reach_low, reach_high;
-  int32_t reach[kProbes];  // of this pass
-  uint32_t arrived;        // blocks that have added to `reach`
+  uint32_t from_sample;
   uint32_t done;
+  uint32_t arrived;                   // blocks that have added to `counts`
+  uint32_t counts[kProbesPerPass];  // of this pass: keys that reach a probe and not the next
 
   __device__ void start(int64_t size, int32_t wanted_least, int32_t wanted_most) {
     low = 0;
     high = kTopKey<Bits>;
+    below = above = 0;
     least = wanted_least;
     most = wanted_most;
     reach_low = static_cast<int32_t>(size);
     reach_high = 0;
-    arrived = 0;
-    for (int i = 0; i < kProbes; ++i) reach[i] = 0;
-    probe_evenly();
+    from_sample = 0;
     done = !(reach_low > most);
-  }
-
-  __device__ void probe_evenly() {
-    for (int i = 0; i < kProbes; ++i) {
-      const Bits nth = static_cast<Bits>(i + 1), even = (high - low) / (kProbes + 1) * nth;
-      const Bits probe = low + (even > nth ? even : nth);
-      probes[i] = probe < high ? probe : high;
-    }
-  }
-
-  __device__ void probe_from(Bits below, Bits above) {
-    for (int i = 0; i < kProbes; ++i) probes[i] = below + (above - below) / (kProbes - 1) * static_cast<Bits>(i);
-  }
-
-  __device__ void narrow() {
-    for (int i = 0; i < kProbes; ++i) {
-      if (reach[i] >= least) {
-        if (probes[i] > low) low = probes[i];
-        if (reach[i] < reach_low) reach_low = reach[i];
-      } else {
-        if (probes[i] < high) high = probes[i];
-        if (reach[i] > reach_high) reach_high = reach[i];
-      }
-      reach[i] = 0;
-    }
     arrived = 0;
-    done = !(reach_low > most && high - low > 1);
-    probe_evenly();
+    for (uint32_t& count : counts) count = 0;
+  }
+
+  __device__ void start_from(Bits key_below, Bits key_above) {
+    below = key_below;
+    above = key_above;
+    from_sample = 1;
+  }
+
+  // Of the probes of a pass, which ascend.
+  __device__ Bits probe(int place) const {
+    Bits from = low, to = high;
+    bool spans = from_sample;
+    int left = place + 1;  // its digits, to the base of the gaps, say which gap each step enters
+    for (int share = (kProbesPerPass + 1) / kGaps;; share /= kGaps) {
+      const int gap = left / share;
+      left -= gap * share;
+      const Bits begin = gap == 0 ? from : probe_within(from, to, gap - 1, spans);
+      if (left == 0) return begin;
+      to = gap == kProbes ? to : probe_within(from, to, gap, spans);
+      from = begin;
+      spans = false;
+    }
+  }
+
+  // The steps of a pass. reach[place] keys reach probes[place].
+  __device__ void narrow(const Bits* probes, const uint32_t* reach) {
+    int first = -1;
+    for (int share = (kProbesPerPass + 1) / kGaps; share > 0 && !done; share /= kGaps) {
+      int gap = 0;
+      while (gap < kProbes && static_cast<int32_t>(reach[first + (gap + 1) * share]) >= least) ++gap;
+      if (gap < kProbes) {
+        high = probes[first + (gap + 1) * share];
+        reach_high = static_cast<int32_t>(reach[first + (gap + 1) * share]);
+      }
+      first += gap * share;
+      if (gap > 0) {
+        low = probes[first];
+        reach_low = static_cast<int32_t>(reach[first]);
+      }
+      done = !(reach_low > most && high - low > 1);
+    }
+    from_sample = 0;
+  }
+
+ private:
+  __device__ Bits probe_within(Bits from, Bits to, int i, bool spans) const {
+    if (spans) return below + (above - below) / (kProbes - 1) * static_cast<Bits>(i);
+    const Bits nth = static_cast<Bits>(i + 1), even = (to - from) / kGaps * nth;
+    const Bits probe = from + (even > nth ? even : nth);
+    return probe < to ? probe : to;
   }
 };
 
-// Passes after which any search is over: each leaves a fifth of the gap, rounded up.
+// What a block of a pass counts in.
 template <typename Bits>
-constexpr int kMostPasses = sizeof(Bits) == 4 ? 16 : 30;
+struct SearchShared {
+  Bits* probes;           // [kProbesPerPass]
+  uint32_t* counts;       // [kProbesPerPass]
+  uint32_t* warp_totals;  // [kWarps]
+  uint32_t* is_last;      // [1]
 
-// Adds a block's counts to the search's. True in thread 0 of the last of `blocks` blocks, which sees all of them.
-template <typename Bits>
-__device__ bool add_reach(Search<Bits>* search, const uint32_t (&counts)[kProbes], uint32_t blocks,
-                          uint32_t* warp_totals) {
-  uint32_t totals[kProbes];
-#pragma unroll
-  for (int i = 0; i < kProbes; ++i) {
-    totals[i] = block_exclusive_sum(counts[i], warp_totals).total;
-    __syncthreads();
+  __host__ __device__ explicit SearchShared(SharedArena& arena)
+      : probes(arena.take<Bits>(kProbesPerPass)),
+        counts(arena.take<uint32_t>(kProbesPerPass)),
+        warp_totals(arena.take<uint32_t>(kWarps)),
+        is_last(arena.take<uint32_t>(1)) {}
+
+  __host__ static size_t bytes() {
+    SharedArena arena = SharedArena::for_measuring();
+    SearchShared measured(arena);
+    return arena.used();
   }
-  if (threadIdx.x != 0) return false;
-#pragma unroll
-  for (int i = 0; i < kProbes; ++i) atomicAdd(search->reach + i, static_cast<int32_t>(totals[i]));
+};
+
+// Counts a thread's keys by the last probe that each reaches. Neighbours mostly agree in it, so only runs are counted
+// where threads meet.
+template <typename Bits>
+class KeyCounter {
+ public:
+  __device__ explicit KeyCounter(const SearchShared<Bits>& shared) : shared_(shared), end_(shared.probes[0]) {}
+
+  __device__ void count(Bits key) {
+    if (key < begin_ || key >= end_) enter(key);
+    ++run_;
+  }
+
+  __device__ void finish() {
+    if (place_ >= 0 && run_ > 0) atomicAdd(shared_.counts + place_, run_);
+    run_ = 0;
+  }
+
+ private:
+  __device__ void enter(Bits key) {
+    finish();
+    int reached = 0, most = kProbesPerPass;
+    while (reached < most) {
+      const int middle = (reached + most) / 2;
+      if (key >= shared_.probes[middle]) {
+        reached = middle + 1;
+      } else {
+        most = middle;
+      }
+    }
+    place_ = reached - 1;
+    begin_ = reached == 0 ? Bits{0} : shared_.probes[reached - 1];
+    end_ = reached == kProbesPerPass ? kTopKey<Bits> : shared_.probes[reached];
+  }
+
+  const SearchShared<Bits>& shared_;
+  int place_ = -1;
+  Bits begin_ = 0, end_;
+  uint32_t run_ = 0;
+};
+
+// One pass: count_keys(counter) counts this thread's. True in the threads of the last of `blocks` blocks, for which
+// shared.counts then holds how many of all blocks' keys reach each of shared.probes.
+template <typename Bits, typename CountKeys>
+__device__ bool count_reach(Search<Bits>* search, const SearchShared<Bits>& shared, uint32_t blocks,
+                            CountKeys count_keys) {
+  const int place = threadIdx.x;
+  const bool has_probe = place < kProbesPerPass;
+  if (has_probe) {
+    shared.probes[place] = search->probe(place);
+    shared.counts[place] = 0;
+  }
+  __syncthreads();
+  KeyCounter<Bits> counter(shared);
+  count_keys(counter);
+  counter.finish();
+  __syncthreads();
+  if (has_probe && shared.counts[place] > 0) atomicAdd(search->counts + place, shared.counts[place]);
   __threadfence();
-  if (atomicAdd(&search->arrived, 1u) != blocks - 1) return false;
+  __syncthreads();
+  if (threadIdx.x == 0) *shared.is_last = atomicAdd(&search->arrived, 1u) == blocks - 1;
+  __syncthreads();
+  if (!*shared.is_last) return false;
   __threadfence();
+  const BlockSum sum = block_exclusive_sum(has_probe ? search->counts[place] : 0, shared.warp_totals);
+  if (has_probe) {
+    shared.counts[place] = sum.total - sum.before;
+    search->counts[place] = 0;
+  }
+  if (threadIdx.x == 0) search->arrived = 0;
+  __syncthreads();
   return true;
 }
 

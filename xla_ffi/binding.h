@@ -9,6 +9,7 @@
 #include "cuda/hash_bitmap_decode.h"
 #include "cuda/hash_bitmap_encode.h"
 #include "cuda/partition.h"
+#include "cuda/partition_coo.h"
 #include "cuda/send_largest.h"
 #else
 #include "xla_ffi/cpu/isa.h"
@@ -33,6 +34,7 @@ void define_module(Module& m) {
         "Version (major, minor) of the XLA FFI headers that this was built with.");
 #if defined(ZEN_WITH_CUDA)
   m.def("partition_scratch_bytes", &cuda::partition_scratch_bytes, "Bytes for (units, width, itemsize, n, capacity).");
+  m.def("partition_coo_scratch_bytes", &cuda::partition_coo_scratch_bytes, "Bytes for (entries, n).");
   m.def("aggregate_encode_scratch_bytes", &cuda::aggregate_encode_scratch_bytes, "Bytes for (size, width, itemsize).");
   m.def("encode_scratch_bytes", &cuda::encode_scratch_bytes, "Bytes for (size, width, itemsize, capacity).");
   m.def("send_largest_scratch_bytes", &cuda::send_largest_scratch_bytes, "Bytes for (size, itemsize, chunks).");

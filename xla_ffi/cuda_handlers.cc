@@ -11,6 +11,7 @@
 #include "cuda/hash_bitmap_encode.h"
 #include "cuda/hierarchical_hash.h"
 #include "cuda/partition.h"
+#include "cuda/partition_coo.h"
 #include "cuda/send_largest.h"
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/registration.h"
@@ -47,6 +48,22 @@ ffi::Error partition_handler(cudaStream_t stream, ffi::AnyBuffer x, Result posit
   return status("zen_partition",
                 cuda::partition(*problem, element(x), seed, x.untyped_data(), data<int32_t>(*positions),
                                 values->untyped_data(), data<int32_t>(*counts), scratch->untyped_data(), stream));
+}
+
+ffi::Error partition_coo_handler(cudaStream_t stream, ffi::AnyBuffer indices, ffi::AnyBuffer values,
+                                 ffi::AnyBuffer count, Result positions, Result bucket_values, Result counts,
+                                 Result scratch, uint32_t seed) {
+  const auto problem = check_partition_coo(indices, values, count, *positions, *bucket_values, *counts);
+  if (problem.has_error()) return problem.error();
+  const int64_t bytes = cuda::partition_coo_scratch_bytes(problem->units, problem->n);
+  if (ffi::Error error = check_scratch("zen_partition_coo", *scratch, problem->batch, bytes); error.failure()) {
+    return error;
+  }
+  return status("zen_partition_coo",
+                cuda::partition_coo(*problem, element(values), seed, data<const int32_t>(indices),
+                                    values.untyped_data(), data<const int32_t>(count), data<int32_t>(*positions),
+                                    bucket_values->untyped_data(), data<int32_t>(*counts), scratch->untyped_data(),
+                                    stream));
 }
 
 ffi::Error aggregate_handler(cudaStream_t stream, ffi::AnyBuffer positions, ffi::AnyBuffer values,
@@ -112,6 +129,27 @@ ffi::Error hierarchical_hash_handler(cudaStream_t stream, ffi::AnyBuffer indices
                                         data<int32_t>(*counts), data<int32_t>(*overflow), stream));
 }
 
+cuda::SendLargestArrays arrays_of(ffi::AnyBuffer update, ffi::AnyBuffer residual, ffi::AnyBuffer velocity,
+                                  Result new_residual, Result new_velocity) {
+  const bool moves = velocity.element_count() > 0;
+  cuda::SendLargestArrays arrays = {};
+  arrays.update = update.untyped_data();
+  arrays.residual = residual.untyped_data();
+  arrays.velocity = moves ? velocity.untyped_data() : nullptr;
+  arrays.new_residual = new_residual->untyped_data();
+  arrays.new_velocity = moves ? new_velocity->untyped_data() : nullptr;
+  return arrays;
+}
+
+ffi::Error send(const char* target, cudaStream_t stream, const FeedbackProblem& problem, cuda::Element element,
+                const cuda::SendLargestArrays& arrays, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, Result scratch,
+                double momentum, int64_t chunks) {
+  const int64_t bytes = cuda::send_largest_scratch_bytes(problem.size, cuda::element_bytes(element), chunks);
+  if (ffi::Error error = check_scratch(target, *scratch, problem.batch, bytes); error.failure()) return error;
+  return status(target, cuda::send_largest(problem, element, arrays, data<const LargestBounds>(bounds),
+                                           scale.untyped_data(), momentum, chunks, scratch->untyped_data(), stream));
+}
+
 ffi::Error send_largest_handler(cudaStream_t stream, ffi::AnyBuffer update, ffi::AnyBuffer residual,
                                 ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, Result sent,
                                 Result new_residual, Result new_velocity, Result scratch, int64_t rank, double momentum,
@@ -119,21 +157,21 @@ ffi::Error send_largest_handler(cudaStream_t stream, ffi::AnyBuffer update, ffi:
   const auto problem = check_send_largest(update, rank, residual, velocity, scale, bounds, chunks, *sent, *new_residual,
                                           *new_velocity);
   if (problem.has_error()) return problem.error();
-  const int64_t bytes =
-      cuda::send_largest_scratch_bytes(problem->size, ffi::ByteWidth(update.element_type()), chunks);
-  if (ffi::Error error = check_scratch("zen_send_largest", *scratch, problem->batch, bytes); error.failure()) {
-    return error;
-  }
-  const bool moves = velocity.element_count() > 0;
-  const cuda::SendLargestArrays arrays = {update.untyped_data(),
-                                          residual.untyped_data(),
-                                          moves ? velocity.untyped_data() : nullptr,
-                                          sent->untyped_data(),
-                                          new_residual->untyped_data(),
-                                          moves ? new_velocity->untyped_data() : nullptr};
-  return status("zen_send_largest",
-                cuda::send_largest(*problem, element(update), arrays, data<const LargestBounds>(bounds),
-                                   scale.untyped_data(), momentum, chunks, scratch->untyped_data(), stream));
+  auto arrays = arrays_of(update, residual, velocity, new_residual, new_velocity);
+  arrays.sent = sent->untyped_data();
+  return send("zen_send_largest", stream, *problem, element(update), arrays, scale, bounds, scratch, momentum, chunks);
+}
+
+ffi::Error list_largest_handler(cudaStream_t stream, ffi::AnyBuffer update, ffi::AnyBuffer residual,
+                                ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, Result indices,
+                                Result values, Result count, Result new_residual, Result new_velocity, Result scratch,
+                                int64_t rank, double momentum, int64_t chunks) {
+  const auto problem = check_list_largest(update, rank, residual, velocity, scale, bounds, chunks, *indices, *values,
+                                          *count, *new_residual, *new_velocity);
+  if (problem.has_error()) return problem.error();
+  auto arrays = arrays_of(update, residual, velocity, new_residual, new_velocity);
+  arrays.list = {indices->dimensions().back(), data<int32_t>(*indices), values->untyped_data(), data<int32_t>(*count)};
+  return send("zen_list_largest", stream, *problem, element(update), arrays, scale, bounds, scratch, momentum, chunks);
 }
 
 }  // namespace
@@ -145,6 +183,19 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenPartition, zen::partition_handler,
                                   .Arg<xla::ffi::AnyBuffer>()  // x
                                   .Ret<xla::ffi::AnyBuffer>()  // positions
                                   .Ret<xla::ffi::AnyBuffer>()  // values
+                                  .Ret<xla::ffi::AnyBuffer>()  // counts
+                                  .Ret<xla::ffi::AnyBuffer>()  // scratch
+                                  .Attr<uint32_t>("seed"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenPartitionCoo, zen::partition_coo_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // indices
+                                  .Arg<xla::ffi::AnyBuffer>()  // values
+                                  .Arg<xla::ffi::AnyBuffer>()  // count
+                                  .Ret<xla::ffi::AnyBuffer>()  // positions
+                                  .Ret<xla::ffi::AnyBuffer>()  // bucket_values
                                   .Ret<xla::ffi::AnyBuffer>()  // counts
                                   .Ret<xla::ffi::AnyBuffer>()  // scratch
                                   .Attr<uint32_t>("seed"),
@@ -208,15 +259,36 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHierarchicalHash, zen::hierarchical_hash_handle
                                   .Attr<uint32_t>("seed"),
                               {xla::ffi::Traits::kCmdBufferCompatible});
 
+namespace zen {
+
+auto bind_largest() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Arg<ffi::AnyBuffer>()   // update
+      .Arg<ffi::AnyBuffer>()   // residual
+      .Arg<ffi::AnyBuffer>()   // velocity
+      .Arg<ffi::AnyBuffer>()   // scale
+      .Arg<ffi::AnyBuffer>();  // bounds
+}
+
+}  // namespace zen
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendLargest, zen::send_largest_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // update
-                                  .Arg<xla::ffi::AnyBuffer>()  // residual
-                                  .Arg<xla::ffi::AnyBuffer>()  // velocity
-                                  .Arg<xla::ffi::AnyBuffer>()  // scale
-                                  .Arg<xla::ffi::AnyBuffer>()  // bounds
+                              zen::bind_largest()
                                   .Ret<xla::ffi::AnyBuffer>()  // sent
+                                  .Ret<xla::ffi::AnyBuffer>()  // new_residual
+                                  .Ret<xla::ffi::AnyBuffer>()  // new_velocity
+                                  .Ret<xla::ffi::AnyBuffer>()  // scratch
+                                  .Attr<int64_t>("rank")
+                                  .Attr<double>("momentum")
+                                  .Attr<int64_t>("chunks"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenListLargest, zen::list_largest_handler,
+                              zen::bind_largest()
+                                  .Ret<xla::ffi::AnyBuffer>()  // indices
+                                  .Ret<xla::ffi::AnyBuffer>()  // values
+                                  .Ret<xla::ffi::AnyBuffer>()  // count
                                   .Ret<xla::ffi::AnyBuffer>()  // new_residual
                                   .Ret<xla::ffi::AnyBuffer>()  // new_velocity
                                   .Ret<xla::ffi::AnyBuffer>()  // scratch
@@ -230,12 +302,14 @@ namespace zen {
 const std::vector<Registration>& registrations() {
   static const auto* const table = new std::vector<Registration>{
       {"zen_partition", ZenPartition},
+      {"zen_partition_coo", ZenPartitionCoo},
       {"zen_aggregate", ZenAggregate},
       {"zen_aggregate_encode", ZenAggregateEncode},
       {"zen_hash_bitmap_encode", ZenHashBitmapEncode},
       {"zen_hash_bitmap_decode", ZenHashBitmapDecode},
       {"zen_hierarchical_hash", ZenHierarchicalHash},
       {"zen_send_largest", ZenSendLargest},
+      {"zen_list_largest", ZenListLargest},
   };
   return *table;
 }

@@ -32,7 +32,9 @@ Sum expected_part(Sum total, Sum) {
   return total;
 }
 inline float expected_part(float total, _Float16) {
-  const float rounded = static_cast<float>(static_cast<_Float16>(std::clamp(total, -65504.0f, 65504.0f)));
+  int exponent;
+  const float mantissa = std::frexp(std::clamp(total, -65504.0f, 65504.0f), &exponent);
+  const float rounded = std::ldexp(std::nearbyint(std::ldexp(mantissa, 11)), exponent - 11);
   return std::abs(rounded) < 0x1p-14f ? std::copysign(0.0f, total) : rounded;
 }
 inline float expected_part(float total, Bf16) {
@@ -96,8 +98,9 @@ void fill_feedback(Buffer<T>* update, Buffer<Sum>* residual, Buffer<Sum>* veloci
   }
 }
 
+// With `lists`, what is sent is wanted as a list.
 template <typename T, typename Sum>
-void test_send_largest(const FeedbackProblem& p, Element element, bool moves, int64_t chunks) {
+void test_send_largest(const FeedbackProblem& p, Element element, bool moves, int64_t chunks, bool lists) {
   using Key = KeyOf<Sum>;
   constexpr double kMomentum = 0.75;
   const int64_t all = p.batch * p.size;
@@ -114,9 +117,9 @@ void test_send_largest(const FeedbackProblem& p, Element element, bool moves, in
     bounds[b] = {static_cast<int32_t>(least), static_cast<int32_t>(most), clamped(rank + spread), clamped(rank - spread)};
   }
   char name[200];
-  std::snprintf(name, sizeof(name), "send_largest of element %d: batch %ld size %ld chunks %ld velocity %d least %d most %d",
+  std::snprintf(name, sizeof(name), "send_largest of element %d: batch %ld size %ld chunks %ld velocity %d least %d most %d, %s",
                 int(element), long(p.batch), long(p.size), long(chunks), int(moves), int(bounds[0].least),
-                int(bounds[0].most));
+                int(bounds[0].most), lists ? "listed" : "as an array");
 
   std::vector<Sum> totals(all), kept(all), moved(velocity.size());
   std::vector<double> wanted(all);
@@ -147,29 +150,50 @@ void test_send_largest(const FeedbackProblem& p, Element element, bool moves, in
 
   Buffer<uint32_t> scratch((p.batch * send_largest_scratch_bytes(p.size, sizeof(T), chunks) + 3) / 4, 0xdeadbeef);
   Sum* const moving = moves ? velocity.data() : nullptr;
-  const SendLargestArrays arrays = {update.data(), residual.data(), moving, sent.data(), residual.data(), moving};
+  const int64_t room = pick(0, 3) ? p.size : pick(1, p.size);
+  Buffer<int32_t> indices(lists ? p.batch * room : 0, -7), listed(lists ? p.batch : 0, -7);
+  Buffer<T> values(lists ? p.batch * room : 0, Stored<T>::make(7));
+  const SendLargestArrays arrays = {update.data(),   residual.data(), moving,
+                                    lists ? nullptr : sent.data(),
+                                    {room, indices.data(), values.data(), listed.data()},
+                                    residual.data(), moving};
   CHECK(send_largest(p, element, arrays, bounds.data(), scale.data(), kMomentum, chunks, scratch.data(), nullptr) ==
             cudaSuccess,
         "%s", name);
   const auto same = [](double a, double b) { return (std::isnan(a) && std::isnan(b)) || a == b; };
   for (int64_t i = 0; i < all; ++i) {
-    CHECK(same(Stored<T>::read(sent[i]), wanted[i]), "%s: sent %ld is %g, not %g", name, long(i),
+    CHECK(lists || same(Stored<T>::read(sent[i]), wanted[i]), "%s: sent %ld is %g, not %g", name, long(i),
           Stored<T>::read(sent[i]), wanted[i]);
     CHECK(residual[i] == kept[i], "%s: residual %ld is %g, not %g", name, long(i), double(residual[i]), double(kept[i]));
     if (moves) CHECK(same(velocity[i], moved[i]), "%s: velocity %ld", name, long(i));
   }
+  for (int64_t b = 0; lists && b < p.batch; ++b) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < p.size; ++i) {
+      const double value = wanted[b * p.size + i];
+      if (value == 0) continue;
+      if (count < room) {
+        const int64_t slot = b * room + count;
+        CHECK(indices[slot] == i && same(Stored<T>::read(values[slot]), value), "%s: entry %ld is %g at %d, not %g at %ld",
+              name, long(slot), Stored<T>::read(values[slot]), indices[slot], value, long(i));
+      }
+      ++count;
+    }
+    CHECK(listed[b] == count, "%s: %d are listed, not %ld", name, listed[b], long(count));
+    for (int64_t slot = count; slot < room; ++slot) CHECK(indices[b * room + slot] == -7, "%s: a stray entry", name);
+  }
 }
 
 inline void random_feedback() {
-  const bool moves = pick(0, 1), sampled = pick(0, 1);
+  const bool moves = pick(0, 1), sampled = pick(0, 1), lists = pick(0, 1);
   const int64_t batch = pick(0, 2) ? 1 : pick(2, 3);
   const int64_t size = sampled ? pick(12000, 30000) / batch : pick(1, 3000);
   const FeedbackProblem p = {batch, size};
   const int64_t chunks = sampled ? pick(1, size / (4 * kSampleChunk)) : 0;
-  test_send_largest<float, float>(p, Element::kFloat32, moves, chunks);
-  test_send_largest<double, double>(p, Element::kFloat64, moves, chunks);
-  test_send_largest<_Float16, float>(p, Element::kFloat16, moves, chunks);
-  test_send_largest<Bf16, float>(p, Element::kBfloat16, moves, chunks);
+  test_send_largest<float, float>(p, Element::kFloat32, moves, chunks, lists);
+  test_send_largest<double, double>(p, Element::kFloat64, moves, chunks, lists);
+  test_send_largest<_Float16, float>(p, Element::kFloat16, moves, chunks, lists);
+  test_send_largest<Bf16, float>(p, Element::kBfloat16, moves, chunks, lists);
 }
 
 }  // namespace zen::cuda

@@ -11,6 +11,7 @@
 #include "cuda/hash_bitmap_decode.h"
 #include "cuda/hash_bitmap_encode.h"
 #include "cuda/partition.h"
+#include "cuda/partition_coo.h"
 #include "cuda/range_sums.cuh"
 #include "cuda/tests/feedback_cases.h"
 #include "cuda/tests/harness.h"
@@ -101,6 +102,47 @@ void test_partition(const PartitionProblem& p, double density, uint32_t seed) {
   CHECK(std::equal(expected_counts.begin(), expected_counts.end(), counts.data()), "counts of %s", name);
   CHECK(std::equal(expected_positions.begin(), expected_positions.end(), positions.data()), "positions of %s", name);
   CHECK(std::equal(expected_values.begin(), expected_values.end(), values.data()), "values of %s", name);
+}
+
+// p.units entries, of which fewer, or seemingly more, are listed.
+template <typename Bits>
+void test_partition_coo(const PartitionProblem& p, uint32_t seed) {
+  char name[200];
+  std::snprintf(name, sizeof(name),
+                "partition of a list of %zu-byte elements: batch %ld entries %ld n %ld capacity %ld seed %u", sizeof(Bits),
+                long(p.batch), long(p.units), long(p.n), long(p.capacity), seed);
+  Buffer<int32_t> indices(p.batch * p.units), count(p.batch), positions(p.batch * p.n * p.capacity, -7);
+  Buffer<Bits> values(p.batch * p.units), bucket_values(p.batch * p.n * p.capacity, kUnwritten<Bits>);
+  Buffer<int32_t> counts(p.batch * p.n, -7);
+  const int64_t widest_gap = pick(0, 1) ? 3 : (int64_t{1} << 31) / (p.units + 1);
+  for (int64_t b = 0; b < p.batch; ++b) {
+    int64_t index = pick(0, widest_gap - 1);
+    for (int64_t i = b * p.units; i < (b + 1) * p.units; ++i, index += pick(1, widest_gap)) {
+      indices[i] = static_cast<int32_t>(index);
+      values[i] = random_nonzero<Bits>();
+    }
+    count[b] = static_cast<int32_t>(pick(0, 2) ? pick(0, p.units) : p.units + 5);
+  }
+  Buffer<uint32_t> scratch = make_scratch(p.batch, partition_coo_scratch_bytes(p.units, p.n));
+  CHECK(partition_coo(p, element_of<Bits>(), seed, indices.data(), values.data(), count.data(), positions.data(),
+                      bucket_values.data(), counts.data(), scratch.data(), nullptr) == cudaSuccess,
+        "%s", name);
+
+  std::vector<int32_t> expected_counts(p.batch * p.n), expected_positions(positions.size(), -7);
+  std::vector<Bits> expected_values(positions.size(), kUnwritten<Bits>);
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t i = 0; i < std::min<int64_t>(count[b], p.units); ++i) {
+      const int64_t index = indices[b * p.units + i], tile = index / p.n;
+      const int64_t bucket = b * p.n + server_in_tile(index % p.n, tile_rotation(tile, p.n, seed), p.n);
+      const int64_t slot = expected_counts[bucket]++;
+      if (slot >= p.capacity) continue;
+      expected_positions[bucket * p.capacity + slot] = static_cast<int32_t>(tile);
+      expected_values[bucket * p.capacity + slot] = values[b * p.units + i];
+    }
+  }
+  CHECK(std::equal(expected_counts.begin(), expected_counts.end(), counts.data()), "counts of %s", name);
+  CHECK(std::equal(expected_positions.begin(), expected_positions.end(), positions.data()), "positions of %s", name);
+  CHECK(std::equal(expected_values.begin(), expected_values.end(), bucket_values.data()), "values of %s", name);
 }
 
 template <typename Bits>
@@ -234,6 +276,7 @@ void random_cases() {
   test_partition<Bits>({batch, units, 1, n, capacity}, random_density(), seed);
   test_partition<Bits>({batch, rows, width, n, std::min<int64_t>(capacity, 50000 / (n * width) + 2)}, random_density(),
                        seed);
+  test_partition_coo<Bits>({batch, units, 1, std::min<int64_t>(n, 3001), capacity}, seed);
   test_encode<Bits>({batch, units, 1, 0, pick(0, 1) ? units + 1 : pick(1, 3000)}, random_density());
   test_encode<Bits>({batch, rows, width, 0, pick(0, 1) ? rows + 1 : pick(1, 90)}, random_density());
   // A block counts each server's bits: here 65535 of them would take minutes.

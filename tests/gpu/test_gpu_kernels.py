@@ -243,24 +243,56 @@ def test_send_largest(dtype, spread):
 
 
 @functools.cache
-def send_largest_lowerings(moves):
-    """The custom call, and pure JAX on the CPU: each (update, residual, velocity, least, most) -> results."""
+def send_largest_lowerings(moves, room):
+    """Custom calls for an array and for a list, and pure JAX on the CPU: each from (update, residual, velocity, least,
+    most) to results."""
 
-    def public(update, residual, velocity, least, most):
-        options = {"velocity": velocity, "momentum": 0.75, "scale": residual.dtype.type(0.5)} if moves else {}
-        return zen.kernels.send_largest(update, residual, least, most, **options)[: 2 + moves]
+    def options(residual, velocity):
+        return {"velocity": velocity, "momentum": 0.75, "scale": residual.dtype.type(0.5)} if moves else {}
+
+    def send(update, residual, velocity, least, most):
+        how = options(residual, velocity)
+        return zen.kernels.send_largest(update, residual, least, most, **how)[: 2 + moves]
+
+    def enlist(update, residual, velocity, least, most):
+        how = options(residual, velocity)
+        return zen.kernels.list_largest(update, residual, least, most, room, **how)[: 2 + moves]
 
     def lowering(update, residual, velocity, least, most):
         scale, velocity = residual.dtype.type(0.5), velocity if moves else None
         results = largest_reference(update, residual, velocity, scale, least, most, momentum=0.75)
         return results[: 2 + moves]
 
-    return jax.jit(public), jax.jit(lowering)
+    return jax.jit(send), jax.jit(enlist), jax.jit(lowering)
 
 
 def check_send_largest(*operands, moves):
-    public, lowering = send_largest_lowerings(moves)
+    room = operands[0].size // 3
+    send, enlist, lowering = send_largest_lowerings(moves, room)
     with jax.default_device(jax.devices("cpu")[0]):
         expected = lowering(*operands)
-    for actual, wanted in zip(public(*operands), expected, strict=True):
+    for actual, wanted in zip(send(*operands), expected, strict=True):
         assert_same_values(actual, wanted)
+    (indices, values, count), *state = enlist(*operands)
+    for actual, wanted in zip(state, expected[1:], strict=True):
+        assert_same_values(actual, wanted)
+    sent = np.asarray(expected[0])
+    nonzero = np.flatnonzero(sent)
+    assert int(count) == nonzero.size
+    held = nonzero[:room]
+    indices, values = entries(indices, values, np.arange(held.size))
+    np.testing.assert_array_equal(indices, held)
+    assert_same_values(values, sent[held])
+
+
+@pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
+@pytest.mark.parametrize("n", [7, 1024, 3001])
+def test_partition_of_a_list(n, dtype):
+    """Lists that are empty, cut off or seem too long; more servers than a block keeps counters for."""
+    x = gradient(50_021, 1, 0.3, dtype)[:, 0]
+    indices = np.flatnonzero(x).astype(np.int32)
+    capacity = 20_000 // n + 1
+    run = jax.jit(lambda *listed: zen.kernels.partition_coo(*listed, n, capacity, seed=SEED))
+    for count in (0, indices.size // 2, indices.size, indices.size + 5):
+        listed = indices, x[indices], np.int32(count)
+        check_buckets(run(*listed), reference("partition_coo", *listed, n=n, capacity=capacity, seed=SEED), capacity)

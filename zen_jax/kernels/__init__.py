@@ -1,6 +1,6 @@
 """The kernels: each a typed function with CUDA, CPU and pure-JAX lowerings.
 
-`send_drawn`, `send_reaching`, `list_largest`, `partition_coo` and `unique_ids` have no CUDA of their own.
+`send_drawn`, `send_reaching` and `unique_ids` have no CUDA of their own.
 `aggregate_encode` is one kernel on CUDA and two in a row elsewhere.
 
 They agree bit for bit, but for sums of subnormals, which XLA flushes to zero where pure JAX runs on a CPU.

@@ -1,8 +1,8 @@
 """Error feedback: some elements of what gathers in a residual are sent, and nothing is lost between the two.
 
-On CPUs the custom calls read and write every array once where a sample of the elements foretells the threshold, which
-pure JAX does not manage: XLA writes each result in a loop of its own that reads all operands anew. On GPUs
-`send_largest` alone is a custom call, of two passes and as many over the candidates as it takes; XLA fuses the others.
+The custom calls read and write every array once where a sample of the elements foretells the threshold, which pure JAX
+does not manage: on CPUs XLA writes each result in a loop of its own that reads all operands anew. On GPUs the largest
+are sent by a custom call; of what needs no threshold XLA makes one pass.
 """
 
 from typing import Any

@@ -51,6 +51,7 @@ def partition_coo(
         "zen_partition_coo",
         [indices, values, count],
         [((n, capacity), jnp.int32), ((n, capacity), values.dtype), ((n,), jnp.int32)],
+        lambda cuda: cuda.partition_coo_scratch_bytes(indices.size, n),
         seed=np.uint32(seed),
     )
 

@@ -1,6 +1,7 @@
 """Error feedback by size: the largest elements of what gathers in a residual are sent, as an array or as a list."""
 
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -72,7 +73,7 @@ def send_largest(
         "zen_send_largest",
         operands,
         [(array.shape, array.dtype) for array in operands[:3]],
-        lambda cuda: cuda.send_largest_scratch_bytes(update.size, update.dtype.itemsize, int(attributes["chunks"])),
+        _cuda_scratch(update, attributes),
         aliases={1: 1, 2: 2},
         **attributes,
     )
@@ -91,7 +92,7 @@ def list_largest(
     scale: Array | None = None,
     model_axis: AxisName | None = None,
 ) -> tuple[Listed, Array, Array | None]:
-    """Sends what `send_largest` sends, as a list: on CPUs nothing dense is written.
+    """Sends what `send_largest` sends, as a list: custom calls write no array of the gradient's size but the state.
 
     Args:
       room: how many elements K the list holds; `most` are enough but for elements that are not finite.
@@ -140,6 +141,7 @@ def list_largest(
         operands,
         [((room,), jnp.int32), ((room,), update.dtype), ((), jnp.int32)]
         + [(array.shape, array.dtype) for array in operands[1:3]],
+        _cuda_scratch(update, attributes),
         aliases={1: 3, 2: 4},
         **attributes,
     )
@@ -164,6 +166,10 @@ def _largest_call(
     moved = jnp.zeros_like(update, residual.dtype, shape=(0,)) if velocity is None else velocity
     attributes = {"rank": np.int64(update.ndim), "momentum": np.float64(momentum), "chunks": np.int64(chunks)}
     return [update, residual, moved, scale, jnp.stack([least, most, *ranks])], attributes
+
+
+def _cuda_scratch(update: Array, attributes: dict[str, np.generic]) -> Callable[[Any], int]:
+    return lambda cuda: cuda.send_largest_scratch_bytes(update.size, update.dtype.itemsize, int(attributes["chunks"]))
 
 
 def reference(

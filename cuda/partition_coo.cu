@@ -1,0 +1,116 @@
+// The one-pass partition of a list's entries. A block keeps counters for so many servers; the buckets of more are filled
+// by one launch after another, each of which leaves out the entries of the others.
+#include "cuda/partition_coo.h"
+
+#include <algorithm>
+
+#include "cuda/common/bits.h"
+#include "cuda/partition_block.cuh"
+
+namespace zen::cuda {
+namespace {
+
+constexpr int64_t kServersAtOnce = 1024;
+constexpr int kRows = 16;  // of 32 entries, that a warp takes
+constexpr int kPerWarp = kRows * kWarpSize;
+constexpr int64_t kPerBlock = kWarps * kPerWarp;
+static_assert(kPerBlock <= PartitionShared::kMaxUnits, "counts of a chunk have 16 bits");
+
+struct ListParams : PartitionParams {
+  const int32_t* indices;
+  const int32_t* count;
+};
+
+// The entries of a chunk that `offsets` lists.
+struct ListedUnits {
+  const int32_t* indices;
+  const uint16_t* offsets;
+  uint32_t n, seed, first_server;
+
+  __device__ UnitPlace place_at(uint32_t offset) const {
+    const uint32_t index = static_cast<uint32_t>(indices[offset]), tile = index / n;
+    return {tile, server_in_tile(index - tile * n, tile_rotation(tile, n, seed), n) - first_server};
+  }
+  __device__ UnitPlace place(uint32_t j) const { return place_at(offsets[j]); }
+};
+
+template <typename Bits>
+__global__ void __launch_bounds__(kThreads, 2) partition_list(const __grid_constant__ ListParams params) {
+  ZEN_DYNAMIC_SHARED(memory);
+  SharedArena arena(memory);
+  const PartitionShared shared(arena, params.servers, kPerBlock);
+
+  PartitionBlock block(params, shared, kPerBlock);
+  const int64_t first = block.batch() * params.problem.units + block.first_unit();
+  const int64_t listed = min(static_cast<int64_t>(params.count[block.batch()]), params.problem.units);
+  const int64_t left = listed - block.first_unit();
+  const ListedUnits units = {params.indices + first, shared.offsets, static_cast<uint32_t>(params.problem.n),
+                             params.seed, params.first_server};
+  const auto offset = [](int row) { return warp_id() * kPerWarp + row * kWarpSize + lane_id(); };
+  uint32_t mine = 0, of_warp = 0;
+  for (int row = 0; row < kRows; ++row) {
+    const bool taken = offset(row) < left && units.place_at(offset(row)).server < params.servers;
+    mine |= static_cast<uint32_t>(taken) << row;
+    of_warp += __popc(__ballot_sync(kFullWarp, taken));
+  }
+  const BlockSum sum = block_exclusive_sum(lane_id() == kWarpSize - 1 ? of_warp : 0, shared.warp_totals);
+  uint32_t rank = sum.before;
+  for (int row = 0; row < kRows; ++row) {
+    const bool taken = mine >> row & 1;
+    const uint32_t of_row = __ballot_sync(kFullWarp, taken);
+    if (taken) shared.offsets[rank + __popc(of_row & ((1u << lane_id()) - 1u))] = static_cast<uint16_t>(offset(row));
+    rank += __popc(of_row);
+  }
+  block.sort(sum.total, units);
+
+  const Bits* const from = static_cast<const Bits*>(params.x) + first;
+  Bits* const values = static_cast<Bits*>(params.values);
+  for (uint32_t s = threadIdx.x; s < sum.total; s += kThreads) {
+    const uint32_t j = shared.order[s];
+    const UnitPlace place = units.place(j);
+    const int64_t slot = block.slot(s, place.server);
+    if (slot < 0) continue;
+    params.positions[slot] = static_cast<int32_t>(place.tile);
+    values[slot] = from[shared.offsets[j]];
+  }
+}
+
+}  // namespace
+
+int64_t partition_coo_scratch_bytes(int64_t entries, int64_t n) {
+  return kTicketBytes + ceil_div(entries, kPerBlock) * std::min(n, kServersAtOnce) * kStateBytes;
+}
+
+cudaError_t partition_coo(const PartitionProblem& problem, Element element, uint32_t seed, const int32_t* d_indices,
+                          const void* d_values, const int32_t* d_count, int32_t* d_positions, void* d_bucket_values,
+                          int32_t* d_counts, void* d_scratch, cudaStream_t stream) {
+  if (problem.batch == 0) return cudaSuccess;
+  if (problem.units == 0) return cudaMemsetAsync(d_counts, 0, problem.batch * problem.n * sizeof(int32_t), stream);
+  ListParams params = {};
+  params.problem = problem;
+  params.seed = seed;
+  params.chunks = ceil_div(problem.units, kPerBlock);
+  params.x = d_values;
+  params.positions = d_positions;
+  params.values = d_bucket_values;
+  params.counts = d_counts;
+  params.ticket = static_cast<uint32_t*>(d_scratch);
+  params.states = params.ticket + kTicketBytes / kStateBytes;
+  params.indices = d_indices;
+  params.count = d_count;
+  const int64_t blocks = problem.batch * params.chunks;
+  for (int64_t server = 0; server < problem.n; server += kServersAtOnce) {
+    params.first_server = static_cast<uint32_t>(server);
+    params.servers = static_cast<uint32_t>(std::min(kServersAtOnce, problem.n - server));
+    SharedArena arena = SharedArena::for_measuring();
+    PartitionShared(arena, params.servers, kPerBlock);
+    ZEN_RETURN_IF_ERROR(
+        cudaMemsetAsync(params.ticket, 0, kTicketBytes + blocks * params.servers * kStateBytes, stream));
+    ZEN_RETURN_IF_ERROR(visit_bits(element, [&](auto bits) {
+      return launch(partition_list<decltype(bits)>, blocks, arena.used(), stream, params);
+    }));
+  }
+  return cudaSuccess;
+}
+
+}  // namespace zen::cuda
