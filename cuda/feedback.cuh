@@ -106,13 +106,6 @@ struct Params {
     if (sent != nullptr) sent[i] = Update::round(part);
   }
 
-  // Writes element i of a batch item to a slot of its list.
-  __device__ void enlist(int64_t item, int64_t slot, int64_t i, Sum total) const {
-    if (slot >= list.room) return;
-    list.indices[item * list.room + slot] = static_cast<int32_t>(i);
-    list.values[item * list.room + slot] = Update::round(part_of(total, Update{}));
-  }
-
   // Takes back what was sent of entry `at` of the log.
   __device__ void take_back(int64_t i, int64_t at) const {
     new_residual[i] = log.total[at];

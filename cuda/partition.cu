@@ -18,6 +18,12 @@ struct DenseParams : PartitionParams {
   SmallDivisor n;
 };
 
+// Where a unit belongs.
+struct UnitPlace {
+  uint32_t tile;
+  uint32_t server;
+};
+
 // The listed units of a chunk of consecutive ones.
 class ChunkUnits {
  public:
@@ -34,6 +40,7 @@ class ChunkUnits {
     const uint32_t rotation = tile_rotation(first_tile_ + tile, n_.divisor, seed_);
     return {first_tile_ + tile, server_in_tile(n_.remainder(unit, tile), rotation, n_.divisor)};
   }
+  __device__ uint32_t server(uint32_t j) const { return place(j).server; }
 
  private:
   const SmallDivisor n_;

@@ -10,12 +10,6 @@
 
 namespace zen::cuda {
 
-// Where a unit belongs.
-struct UnitPlace {
-  uint32_t tile;
-  uint32_t server;
-};
-
 struct PartitionParams {
   PartitionProblem problem;
   uint32_t first_server, servers;  // that this launch serves
@@ -58,8 +52,7 @@ struct PartitionShared {
   __host__ __device__ static uint32_t histogram_stride(uint32_t n) { return (n + 1) / 2 * 2; }
 };
 
-// Units are listed in shared.offsets; units.place(j) is where the j-th belongs, its server counted from the first of this
-// launch.
+// Units are listed in shared.offsets; units.server(j) is that of the j-th, counted from the first of this launch.
 class PartitionBlock {
  public:
   // Takes the next chunk; has a barrier, after which the histogram may be in use.
@@ -110,7 +103,7 @@ class PartitionBlock {
   __device__ void count_servers(uint32_t begin, uint32_t end, const Units& units) {
     uint32_t* const words = reinterpret_cast<uint32_t*>(shared_.histogram) + warp_id() * words_per_row();
     for (uint32_t j = begin + lane_id(); j < end; j += kWarpSize) {
-      const uint32_t server = units.place(j).server;
+      const uint32_t server = units.server(j);
       atomicAdd(words + server / 2, server % 2 ? 1u << 16 : 1u);
     }
   }
@@ -151,7 +144,7 @@ class PartitionBlock {
     for (uint32_t base = begin; base < end; base += kWarpSize) {
       const uint32_t j = base + lane_id();
       const bool active = j < end;
-      const uint32_t server = active ? units.place(j).server : n_;
+      const uint32_t server = active ? units.server(j) : n_;
       const uint32_t peers = __match_any_sync(kFullWarp, server);
       const uint32_t before = __popc(peers & ((1u << lane_id()) - 1u));
       if (active) shared_.order[next[server] + before] = static_cast<uint16_t>(j);

@@ -21,17 +21,11 @@ struct ListParams : PartitionParams {
   const int32_t* count;
 };
 
-// The entries of a chunk that `offsets` lists.
+// The servers of a chunk's listed entries.
 struct ListedUnits {
-  const int32_t* indices;
-  const uint16_t* offsets;
-  uint32_t n, seed, first_server;
+  const uint16_t* servers;
 
-  __device__ UnitPlace place_at(uint32_t offset) const {
-    const uint32_t index = static_cast<uint32_t>(indices[offset]), tile = index / n;
-    return {tile, server_in_tile(index - tile * n, tile_rotation(tile, n, seed), n) - first_server};
-  }
-  __device__ UnitPlace place(uint32_t j) const { return place_at(offsets[j]); }
+  __device__ uint32_t server(uint32_t j) const { return servers[j]; }
 };
 
 template <typename Bits>
@@ -39,38 +33,49 @@ __global__ void __launch_bounds__(kThreads, 2) partition_list(const __grid_const
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
   const PartitionShared shared(arena, params.servers, kPerBlock);
+  uint16_t* const servers = arena.take<uint16_t>(kPerBlock);
 
   PartitionBlock block(params, shared, kPerBlock);
+  const uint32_t n = static_cast<uint32_t>(params.problem.n);
   const int64_t first = block.batch() * params.problem.units + block.first_unit();
   const int64_t listed = min(static_cast<int64_t>(params.count[block.batch()]), params.problem.units);
   const int64_t left = listed - block.first_unit();
-  const ListedUnits units = {params.indices + first, shared.offsets, static_cast<uint32_t>(params.problem.n),
-                             params.seed, params.first_server};
+  const int32_t* const indices = params.indices + first;
   const auto offset = [](int row) { return warp_id() * kPerWarp + row * kWarpSize + lane_id(); };
+  uint32_t server[kRows];
+#pragma unroll
+  for (int row = 0; row < kRows; ++row) server[row] = offset(row) < left ? indices[offset(row)] : 0;
   uint32_t mine = 0, of_warp = 0;
+#pragma unroll
   for (int row = 0; row < kRows; ++row) {
-    const bool taken = offset(row) < left && units.place_at(offset(row)).server < params.servers;
+    const uint32_t index = server[row], tile = index / n;
+    server[row] = server_in_tile(index - tile * n, tile_rotation(tile, n, params.seed), n) - params.first_server;
+    const bool taken = offset(row) < left && server[row] < params.servers;
     mine |= static_cast<uint32_t>(taken) << row;
     of_warp += __popc(__ballot_sync(kFullWarp, taken));
   }
   const BlockSum sum = block_exclusive_sum(lane_id() == kWarpSize - 1 ? of_warp : 0, shared.warp_totals);
-  uint32_t rank = sum.before;
+  uint32_t first_of_row = sum.before;
+#pragma unroll
   for (int row = 0; row < kRows; ++row) {
     const bool taken = mine >> row & 1;
     const uint32_t of_row = __ballot_sync(kFullWarp, taken);
-    if (taken) shared.offsets[rank + __popc(of_row & ((1u << lane_id()) - 1u))] = static_cast<uint16_t>(offset(row));
-    rank += __popc(of_row);
+    const uint32_t rank = first_of_row + __popc(of_row & ((1u << lane_id()) - 1u));
+    if (taken) {
+      shared.offsets[rank] = static_cast<uint16_t>(offset(row));
+      servers[rank] = static_cast<uint16_t>(server[row]);
+    }
+    first_of_row += __popc(of_row);
   }
-  block.sort(sum.total, units);
+  block.sort(sum.total, ListedUnits{servers});
 
   const Bits* const from = static_cast<const Bits*>(params.x) + first;
   Bits* const values = static_cast<Bits*>(params.values);
   for (uint32_t s = threadIdx.x; s < sum.total; s += kThreads) {
     const uint32_t j = shared.order[s];
-    const UnitPlace place = units.place(j);
-    const int64_t slot = block.slot(s, place.server);
+    const int64_t slot = block.slot(s, servers[j]);
     if (slot < 0) continue;
-    params.positions[slot] = static_cast<int32_t>(place.tile);
+    params.positions[slot] = static_cast<int32_t>(static_cast<uint32_t>(indices[shared.offsets[j]]) / n);
     values[slot] = from[shared.offsets[j]];
   }
 }
@@ -104,6 +109,7 @@ cudaError_t partition_coo(const PartitionProblem& problem, Element element, uint
     params.servers = static_cast<uint32_t>(std::min(kServersAtOnce, problem.n - server));
     SharedArena arena = SharedArena::for_measuring();
     PartitionShared(arena, params.servers, kPerBlock);
+    arena.take<uint16_t>(kPerBlock);
     ZEN_RETURN_IF_ERROR(
         cudaMemsetAsync(params.ticket, 0, kTicketBytes + blocks * params.servers * kStateBytes, stream));
     ZEN_RETURN_IF_ERROR(visit_bits(element, [&](auto bits) {

@@ -61,12 +61,9 @@ __global__ void __launch_bounds__(kThreads) search_sample(const __grid_constant_
   const int64_t search_id = blockIdx.x / params.blocks, item = search_id / 2;
   Search<Bits>& search = params.states[item].ranks[search_id % 2];
   if (search.done) return;
-  const int64_t sampled = params.chunks * kSampleChunk, step = static_cast<int64_t>(params.blocks) * kThreads;
-  const Bits* const keys = params.sample + item * sampled;
-  const bool is_last = count_reach(&search, shared, params.blocks, [&](KeyCounter<Bits>& counter) {
-    const int64_t first = static_cast<int64_t>(blockIdx.x % params.blocks) * kThreads + threadIdx.x;
-    for (int64_t i = first; i < sampled; i += step) counter.count(keys[i]);
-  });
+  const int64_t sampled = params.chunks * kSampleChunk;
+  const bool is_last = count_reach(&search, shared, params.sample + item * sampled, sampled,
+                                   blockIdx.x % params.blocks, params.blocks);
   if (is_last && threadIdx.x == 0) search.narrow(shared.probes, shared.counts);
 }
 
@@ -81,7 +78,9 @@ __global__ void __launch_bounds__(kThreads) set_bracket(const __grid_constant__ 
   const auto highest = state.threshold.probe(kGaps * kGaps * kProbes - 1);
   state.logged_from = below < kInfinity ? below : kInfinity;
   state.sent_from = highest < kInfinity ? highest : kInfinity;
-  state.uses_log = !state.threshold.done && below > 0 && state.threshold.least <= params.log.room;
+  const int64_t sampled = params.chunks * kSampleChunk;
+  const bool fits = params.bounds[item].below * params.problem.size <= params.log.room * sampled;
+  state.uses_log = !state.threshold.done && below > 0 && fits;
 }
 
 // ---- the gradient ----
@@ -137,6 +136,7 @@ __global__ void __launch_bounds__(kThreads, 2) accumulate(const __grid_constant_
 
   const PickedRanks<Chunk> ranks(logged, warp_totals);
   block.announce(ranks.total);
+  const Bits sent_from = state.sent_from;
   const int64_t before = block.place(ranks.total), entries = block.batch * params.log.room;
   ranks.for_each(logged, [&](uint32_t rank, int bit) {
     if (before + rank >= params.log.room) return;
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, 2) accumulate(const __grid_constant_
     params.log.index[at] = static_cast<uint32_t>(i);
     params.log.total[at] = total;
     if (params.velocity != nullptr) params.log.velocity[at] = params.new_velocity[base + i];
-    if (key_of(bits_of(total)) >= state.sent_from) params.send(base + i, total);
+    if (key_of(bits_of(total)) >= sent_from) params.send(base + i, total);
   });
 }
 
@@ -165,12 +165,8 @@ __global__ void __launch_bounds__(kThreads) search_threshold(const __grid_consta
   const int64_t count = uses_log ? params.logged(item) : params.problem.size;
   const void* const floats =
       uses_log ? params.log.total + item * params.log.room : params.new_residual + item * params.problem.size;
-  const Bits* const bits = static_cast<const Bits*>(floats);
-  const bool is_last = count_reach(&search, shared, params.blocks, [&](KeyCounter<Bits>& counter) {
-    const int64_t first = static_cast<int64_t>(blockIdx.x % params.blocks) * kThreads + threadIdx.x;
-    const int64_t step = static_cast<int64_t>(params.blocks) * kThreads;
-    for (int64_t i = first; i < count; i += step) counter.count(key_of(bits[i]));
-  });
+  const bool is_last = count_reach(&search, shared, static_cast<const Bits*>(floats), count,
+                                   blockIdx.x % params.blocks, params.blocks);
   if (!is_last || threadIdx.x != 0) return;
   const bool found_elsewhere = params.logging.count[item] > params.log.room ||
                                static_cast<int32_t>(shared.counts[kLowestOfFirstStep]) < search.least;
@@ -200,6 +196,7 @@ __global__ void __launch_bounds__(kThreads) take_back(const __grid_constant__ Pa
 template <typename Update>
 __global__ void __launch_bounds__(kThreads, 2) finish(const __grid_constant__ Params<Update> params) {
   using Sum = typename Update::Sum;
+  using Stored = typename Update::Stored;
   using Bits = typename Params<Update>::Bits;
   using Chunk = PackChunk<Sum>;
   constexpr int kSize = Chunk::kSize;
@@ -208,6 +205,8 @@ __global__ void __launch_bounds__(kThreads, 2) finish(const __grid_constant__ Pa
   SharedArena arena(memory);
   const CompactionShared shared(arena);
   uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
+  int32_t* const indices = arena.take<int32_t>(Chunk::kPerBlock);  // of what a chunk lists
+  Stored* const values = arena.take<Stored>(Chunk::kPerBlock);
 
   const bool lists = params.sent == nullptr;
   for (;; __syncthreads()) {
@@ -221,26 +220,28 @@ __global__ void __launch_bounds__(kThreads, 2) finish(const __grid_constant__ Pa
     const State<Bits>& state = params.states[item];
     const Search<Bits>& search = state.threshold;
     const bool uses_log = state.uses_log;
+    const Bits low = search.low, sent_from = uses_log ? state.sent_from : kTopKey<Bits>;
     const int64_t base = item * params.problem.size, entries = item * params.log.room;
     const Sum* const from = uses_log ? params.log.total + entries : params.new_residual + base;
 
+    Pack<Sum, kSize> totals[Chunk::kPacks];
+#pragma unroll
+    for (int j = 0; j < Chunk::kPacks; ++j) {
+      const int64_t at = Chunk::element(chunk, j * kSize);
+      totals[j] = load_pack<kSize>(from + at, count - at, is_aligned(from));
+    }
     uint32_t chosen = 0, equal = 0, gone = 0, listed = 0;
 #pragma unroll
-    for (int first = 0; first < Chunk::kPacks * kSize; first += kSize) {
-      const int64_t at = Chunk::element(chunk, first), left = count - at;
-      const Pack<Sum, kSize> totals = load_pack<kSize>(from + at, left, is_aligned(from));
-#pragma unroll
-      for (int k = 0; k < kSize; ++k) {
-        if (k >= left) continue;
-        const Bits key = key_of(bits_of(totals.at[k]));
-        const uint32_t bit = 1u << (first + k);
-        if (key >= search.low || key >= kInfinity) chosen |= bit;
-        if (key == search.low && key < kInfinity) equal |= bit;
-        if (uses_log && key >= state.sent_from) gone |= bit;
-        if (lists && is_nonzero(bits_of(part_of(totals.at[k], Update{})))) listed |= bit;
-      }
+    for (int bit = 0; bit < Chunk::kPacks * kSize; ++bit) {
+      const Sum total = totals[bit / kSize].at[bit % kSize];
+      const Bits key = key_of(bits_of(total));
+      const bool exists = Chunk::element(chunk, bit) < count;
+      chosen |= static_cast<uint32_t>(exists && (key >= low || key >= kInfinity)) << bit;
+      equal |= static_cast<uint32_t>(exists && key == low && key < kInfinity) << bit;
+      gone |= static_cast<uint32_t>(exists && key >= sent_from) << bit;
+      listed |= static_cast<uint32_t>(lists && is_nonzero(bits_of(part_of(total, Update{})))) << bit;
     }
-    if (search.reach_low > search.most && search.low > 0) {
+    if (search.reach_low > search.most && low > 0) {
       const PickedRanks<Chunk> ranks(equal, warp_totals);
       const CompactionBlock block(params.ties, shared, item, chunk, chunks);
       block.announce(ranks.total);
@@ -256,11 +257,17 @@ __global__ void __launch_bounds__(kThreads, 2) finish(const __grid_constant__ Pa
       const PickedRanks<Chunk> ranks(listed, warp_totals);
       const CompactionBlock block(params.listing, shared, item, chunk, chunks);
       block.announce(ranks.total);
-      const int64_t before = block.place(ranks.total);
       ranks.for_each(listed, [&](uint32_t rank, int bit) {
         const int64_t at = Chunk::element(chunk, bit);
-        params.enlist(item, before + rank, index_of(at), from[at]);
+        indices[rank] = static_cast<int32_t>(index_of(at));
+        values[rank] = Update::round(part_of(from[at], Update{}));
       });
+      const int64_t before = block.place(ranks.total), slot = item * params.list.room + before;
+      const uint32_t fitting = block.fitting(before, ranks.total);
+      for (uint32_t s = threadIdx.x; s < fitting; s += kThreads) {
+        params.list.indices[slot + s] = indices[s];
+        params.list.values[slot + s] = values[s];
+      }
     }
     for (uint32_t left = chosen ^ gone; left != 0; left &= left - 1) {
       const int bit = lowest_bit(left);
@@ -318,6 +325,7 @@ class Scratch {
 
 template <typename Update>
 cudaError_t run(Params<Update> params, cudaStream_t stream) {
+  using Sum = typename Update::Sum;
   using Bits = typename Params<Update>::Bits;
   const FeedbackProblem& problem = params.problem;
   const auto blocks_for = [&](int64_t keys, int64_t searches) {
@@ -347,6 +355,10 @@ cudaError_t run(Params<Update> params, cudaStream_t stream) {
   for (int pass = 0; pass <= kMostPasses<Bits>; ++pass) {
     ZEN_RETURN_IF_ERROR(launch(search_threshold<Update>, blocks, search_bytes, stream, params));
     if (pass == 0 && params.chunks > 0) ZEN_RETURN_IF_ERROR(launch(take_back<Update>, blocks, 0, stream, params));
+  }
+  if (params.sent == nullptr) {
+    arena.take<int32_t>(PackChunk<Sum>::kPerBlock);
+    arena.take<typename Update::Stored>(PackChunk<Sum>::kPerBlock);
   }
   return launch(finish<Update>, std::min(chunks, kResidentBlocks), arena.used(), stream, params);
 }
@@ -403,6 +415,7 @@ cudaError_t send_largest(const FeedbackProblem& problem, Element element, const 
     params.bounds = d_bounds;
     params.scale = static_cast<const Sum*>(d_scale);
     const Scratch<Update> scratch(d_scratch, problem.batch, problem.size, chunks, &params);
+    params.listing.capacity = params.list.room;
     params.listing.count = params.list.count;
     ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_scratch, 0, scratch.zeroed_bytes(), stream));
     return run(params, stream);

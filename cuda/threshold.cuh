@@ -24,9 +24,10 @@ __device__ inline Bits key_of(Bits bits) {
   return bits & static_cast<Bits>(kTopKey<Bits> - 1);
 }
 
-// Passes after which any search is over: each step leaves a fifth of the gap, rounded up, but for one from a sample.
+// Passes after which any search is over: 14 or 28 steps, each of which leaves a fifth of the gap and at most 4 keys more,
+// and one from a sample.
 template <typename Bits>
-constexpr int kMostPasses = ((sizeof(Bits) == 4 ? 16 : 30) + 1 + kStepsPerPass - 1) / kStepsPerPass;
+constexpr int kMostPasses = ((sizeof(Bits) == 4 ? 14 : 28) + 1 + kStepsPerPass - 1) / kStepsPerPass;
 
 // At least `least` keys reach `low`, fewer than that reach `high`.
 template <typename Bits>
@@ -166,11 +167,12 @@ class KeyCounter {
   uint32_t run_ = 0;
 };
 
-// One pass: count_keys(counter) counts this thread's. True in the threads of the last of `blocks` blocks, for which
-// shared.counts then holds how many of all blocks' keys reach each of shared.probes.
-template <typename Bits, typename CountKeys>
-__device__ bool count_reach(Search<Bits>* search, const SearchShared<Bits>& shared, uint32_t blocks,
-                            CountKeys count_keys) {
+// One pass over the keys of `count` bits, of which each of `blocks` blocks counts its share; this is number `block`. True
+// in the threads of the last of them, for which shared.counts then holds how many keys reach each of shared.probes.
+template <typename Bits>
+__device__ bool count_reach(Search<Bits>* search, const SearchShared<Bits>& shared, const Bits* bits, int64_t count,
+                            int64_t block, int64_t blocks) {
+  constexpr int kInFlight = 8;
   const int place = threadIdx.x;
   const bool has_probe = place < kProbesPerPass;
   if (has_probe) {
@@ -179,13 +181,24 @@ __device__ bool count_reach(Search<Bits>* search, const SearchShared<Bits>& shar
   }
   __syncthreads();
   KeyCounter<Bits> counter(shared);
-  count_keys(counter);
+  const int64_t step = blocks * kThreads;
+  for (int64_t first = block * kThreads + threadIdx.x; first < count; first += kInFlight * step) {
+    Bits loaded[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) loaded[i] = first + i * step < count ? bits[first + i * step] : Bits{0};
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      if (first + i * step < count) counter.count(key_of(loaded[i]));
+    }
+  }
   counter.finish();
   __syncthreads();
   if (has_probe && shared.counts[place] > 0) atomicAdd(search->counts + place, shared.counts[place]);
-  __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) *shared.is_last = atomicAdd(&search->arrived, 1u) == blocks - 1;
+  if (threadIdx.x == 0) {
+    __threadfence();
+    *shared.is_last = atomicAdd(&search->arrived, 1u) == blocks - 1;
+  }
   __syncthreads();
   if (!*shared.is_last) return false;
   __threadfence();

@@ -69,6 +69,12 @@ struct Leaf {
     at.new_residual[i] = std::is_same_v<T, Update> || !is_finite(total) ? T{0} : total - part;
   }
 
+  void prefetch(int64_t i) const {
+    __builtin_prefetch(at.new_residual + i, 1);
+    if (has_velocity()) __builtin_prefetch(at.new_velocity + i, 1);
+    if (!lists_sent()) __builtin_prefetch(at.sent + i, 1);
+  }
+
   // Writes a block of what is sent, and leaves zeros in its place: past the caches if they could not hold all of it.
   void write_sent(int64_t begin, int64_t count, Update* block) const {
     if (size * static_cast<int64_t>(sizeof(Update)) >= kMinStreamBytes) {

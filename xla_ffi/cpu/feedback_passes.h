@@ -22,6 +22,9 @@ constexpr int64_t kMaskGrain = 64;
 constexpr int64_t kCandidateShare = 8;
 // Sending more than this share is not worth a log of what is sent.
 constexpr int64_t kSentShare = 4;
+// How many candidates ahead of the one that is decided upon memory is asked for.
+constexpr size_t kPrefetched = 16;
+
 // What decides who is sent: the magnitudes of totals, or random keys. `kAlwaysSent` is a key that needs no threshold.
 template <typename T>
 struct Magnitudes {
@@ -208,6 +211,7 @@ class Feedback {
       const Pass& pass = passes[r];
       Update listed;
       for (size_t j = 0; j < pass.keys.size(); ++j) {
+        if (j + kPrefetched < pass.keys.size()) leaf_.prefetch(pass.indices[j + kPrefetched]);
         if (pass.keys[j] > cut.threshold || (pass.keys[j] == cut.threshold && ties[r]-- > 0)) {
           const int64_t i = pass.indices[j];
           if (leaf_.lists_sent()) late[r].add(leaf_, i);
