@@ -16,6 +16,8 @@ class Config(config.Config):
     )
     sync: tuple[str, ...] = option(("zen", "agsparse", "dense_ordered"), config.SYNC)
     density: float = option(0.05, "share of each gradient that DGC sends; 1 trains without DGC")
+    warmup: int = option(0, "steps in which DGC lowers the share from much more to --density", least=0)
+    compact: bool = option(False, "what DGC sends of the large gradients is a list and never an array")
     vocab: int = option(4_000, "most frequent words kept, <eos> and <unk> among them", least=4)
     layers: int = option(2, "transformer blocks", least=1)
     dim: int = option(128, "width of the model", least=1)

@@ -28,6 +28,8 @@ def compressed_language_modelling(config: Config, corpus: text.Corpus) -> Task:
         raise ValueError(f"--dim {config.dim} must be a multiple of --heads {config.heads}")
     if config.density > 1:
         raise ValueError(f"--density {config.density} must be at most 1")
+    if config.compact and config.warmup:
+        raise ValueError(f"--compact has room for --density only; leave it out with --warmup {config.warmup}")
     vocab = len(corpus.words)
     streams = text.streams(corpus.train, config.workers, config.batch, config.length)
     model = Transformer(vocab, config.length, config.layers, config.dim, config.heads, rngs=nnx.Rngs(config.seed))
@@ -35,9 +37,11 @@ def compressed_language_modelling(config: Config, corpus: text.Corpus) -> Task:
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     sparsifier, sent = optax.clip_by_global_norm(_CLIP_NORM), "whole gradients"
     if config.density < 1:
+        share = zen.warmup_density(config.density, config.warmup) if config.warmup else config.density
         # Momentum is behind the synchronisation, with DGC as without: inside, what is sent would lose its momentum.
-        sparsifier = optax.chain(sparsifier, zen.dgc(config.density, momentum=0))
+        sparsifier = optax.chain(sparsifier, zen.dgc(share, momentum=0, compact=config.compact))
         sent = f"{config.density:.3g} of each gradient, chosen by DGC"
+        sent += f" (more in the first {config.warmup} steps)" if config.warmup else ""
 
     def batch(step: int, workers: Sequence[int]) -> np.ndarray:
         return text.window(streams, step, config.length)[workers]
