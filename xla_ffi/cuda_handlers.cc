@@ -144,7 +144,8 @@ cuda::SendLargestArrays arrays_of(ffi::AnyBuffer update, ffi::AnyBuffer residual
 ffi::Error send(const char* target, cudaStream_t stream, const FeedbackProblem& problem, cuda::Element element,
                 const cuda::SendLargestArrays& arrays, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, Result scratch,
                 double momentum, int64_t chunks) {
-  const int64_t bytes = cuda::send_largest_scratch_bytes(problem.size, cuda::element_bytes(element), chunks);
+  const int64_t bytes = cuda::send_largest_scratch_bytes(problem.size, cuda::element_bytes(element), chunks,
+                                                         arrays.velocity != nullptr);
   if (ffi::Error error = check_scratch(target, *scratch, problem.batch, bytes); error.failure()) return error;
   return status(target, cuda::send_largest(problem, element, arrays, data<const LargestBounds>(bounds),
                                            scale.untyped_data(), momentum, chunks, scratch->untyped_data(), stream));

@@ -148,7 +148,7 @@ void test_send_largest(const FeedbackProblem& p, Element element, bool moves, in
     }
   }
 
-  Buffer<uint32_t> scratch((p.batch * send_largest_scratch_bytes(p.size, sizeof(T), chunks) + 3) / 4, 0xdeadbeef);
+  Buffer<uint32_t> scratch((p.batch * send_largest_scratch_bytes(p.size, sizeof(T), chunks, moves) + 3) / 4, 0xdeadbeef);
   Sum* const moving = moves ? velocity.data() : nullptr;
   const int64_t room = pick(0, 3) ? p.size : pick(1, p.size);
   Buffer<int32_t> indices(lists ? p.batch * room : 0, -7), listed(lists ? p.batch : 0, -7);

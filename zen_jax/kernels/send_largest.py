@@ -73,7 +73,7 @@ def send_largest(
         "zen_send_largest",
         operands,
         [(array.shape, array.dtype) for array in operands[:3]],
-        _cuda_scratch(update, attributes),
+        _cuda_scratch(operands, attributes),
         aliases={1: 1, 2: 2},
         **attributes,
     )
@@ -141,7 +141,7 @@ def list_largest(
         operands,
         [((room,), jnp.int32), ((room,), update.dtype), ((), jnp.int32)]
         + [(array.shape, array.dtype) for array in operands[1:3]],
-        _cuda_scratch(update, attributes),
+        _cuda_scratch(operands, attributes),
         aliases={1: 3, 2: 4},
         **attributes,
     )
@@ -168,8 +168,10 @@ def _largest_call(
     return [update, residual, moved, scale, jnp.stack([least, most, *ranks])], attributes
 
 
-def _cuda_scratch(update: Array, attributes: dict[str, np.generic]) -> Callable[[Any], int]:
-    return lambda cuda: cuda.send_largest_scratch_bytes(update.size, update.dtype.itemsize, int(attributes["chunks"]))
+def _cuda_scratch(operands: list[Array], attributes: dict[str, np.generic]) -> Callable[[Any], int]:
+    update, _, moved, *_ = operands
+    chunks, moves = int(attributes["chunks"]), moved.size > 0
+    return lambda cuda: cuda.send_largest_scratch_bytes(update.size, update.dtype.itemsize, chunks, moves)
 
 
 def reference(
