@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zen_jax as zen
+from zen_jax import _native
 
 NAMES = ["partition", "aggregate", "hash_bitmap_encode", "hash_bitmap_decode", "hierarchical_hash"]
 WORKERS = [1, 2, 3, 4, 5, 7, 8, 128]
@@ -344,3 +346,30 @@ def test_each_unit_goes_to_one_server_in_order(n, drawn):
         found.append(oracle.index_of(server, filled, n, SEED))
         assert_same_bits(values[server, : counts[server]], x[found[-1]])
     np.testing.assert_array_equal(np.sort(np.concatenate(found)), np.flatnonzero(x))
+
+
+def test_every_custom_call_for_cuda_has_a_kernel_that_makes_it():
+    """Where the CUDA module was built, GPU or not: programs for a GPU call what it has registered."""
+    library = _native.library("cuda")
+    if library is None:
+        pytest.skip(zen.backend_info()["cuda"])
+    n, kernels = 3, zen.kernels
+
+    def calls(x):
+        positions, values, counts = kernels.partition(x, n, 9)
+        shard = kernels.aggregate(positions, values, counts, x.size)
+        words, units, _ = kernels.hash_bitmap_encode(shard, 9)
+        sent, residual, _ = kernels.send_largest(x, x, 1, 2)
+        (indices, listed, count), moved, _ = kernels.list_largest(x, x, 1, 2, 5, velocity=x)
+        return (
+            kernels.aggregate_encode(positions, values, counts, x.size, 9),
+            kernels.hash_bitmap_decode(jnp.stack([words] * n), jnp.stack([units] * n), n * x.size),
+            kernels.hierarchical_hash(indices, n, 4, 4),
+            kernels.partition_coo(indices, listed, count, n, 5),
+            (sent, residual, moved),
+        )
+
+    x = jnp.ones(70_000)
+    for mapped, operand in ((calls, x), (jax.vmap(calls), jnp.stack([x, x]))):
+        program = jax.jit(mapped).trace(operand).lower(lowering_platforms=("cuda",)).as_text()
+        assert set(re.findall(r"custom_call @(zen_\w+)", program)) == set(library.registrations())
