@@ -8,8 +8,8 @@
 #include "cuda/common/bits.h"
 #include "cuda/common/hash.h"
 #include "cuda/feedback.cuh"
+#include "cuda/picks.cuh"
 #include "cuda/threshold.cuh"
-#include "cuda/vectors.cuh"
 
 namespace zen::cuda {
 namespace {
@@ -109,8 +109,8 @@ __global__ void __launch_bounds__(kThreads, 2) accumulate(const __grid_constant_
   uint32_t logged = 0;
 #pragma unroll
   for (int first = 0; first < Chunk::kPacks; first += kInFlight) {
-    Pack<Stored, kSize> update[kInFlight];
-    Pack<Sum, kSize> total[kInFlight], velocity[kInFlight] = {};
+    FloatPack<Stored, kSize> update[kInFlight];
+    FloatPack<Sum, kSize> total[kInFlight], velocity[kInFlight] = {};
 #pragma unroll
     for (int p = 0; p < kInFlight; ++p) {
       const int64_t i = Chunk::element(block.chunk, (first + p) * kSize), left = size - i;
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, 2) accumulate(const __grid_constant_
       }
       store_pack<kSize>(params.new_residual + base + i, total[p], left, aligned);
       if (params.velocity != nullptr) store_pack<kSize>(params.new_velocity + base + i, velocity[p], left, aligned);
-      if (params.sent != nullptr) store_pack<kSize>(params.sent + base + i, Pack<Stored, kSize>{}, left, aligned);
+      if (params.sent != nullptr) store_pack<kSize>(params.sent + base + i, FloatPack<Stored, kSize>{}, left, aligned);
     }
   }
   if (!state.uses_log) return;
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(kThreads, 2) finish(const __grid_constant__ Pa
     const int64_t base = item * params.problem.size, entries = item * params.log.room;
     const Sum* const from = uses_log ? params.log.total + entries : params.new_residual + base;
 
-    Pack<Sum, kSize> totals[Chunk::kPacks];
+    FloatPack<Sum, kSize> totals[Chunk::kPacks];
 #pragma unroll
     for (int j = 0; j < Chunk::kPacks; ++j) {
       const int64_t at = Chunk::element(chunk, j * kSize);

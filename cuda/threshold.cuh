@@ -38,7 +38,7 @@ struct Search {
   int32_t reach_low, reach_high;
   uint32_t from_sample;
   uint32_t done;
-  uint32_t arrived;                   // blocks that have added to `counts`
+  uint32_t arrived;                 // blocks that have added to `counts`
   uint32_t counts[kProbesPerPass];  // of this pass: keys that reach a probe and not the next
 
   __device__ void start(int64_t size, int32_t wanted_least, int32_t wanted_most) {
