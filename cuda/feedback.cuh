@@ -1,4 +1,4 @@
-// What the kernels of error feedback know of a gradient: its arrays, the state of its searches, the log of what is sent.
+// What the kernels of error feedback know of a gradient: its arrays, the state of its searches, and the log.
 #pragma once
 
 #include <cmath>

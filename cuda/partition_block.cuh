@@ -1,5 +1,5 @@
-// What a block of a one-pass partition does once it knows which units of its chunk to move: sorts them by server, keeping
-// their order, and learns from the blocks before it where each server's run goes.
+// What a block of a one-pass partition does once it knows which units of its chunk to move: sorts them by server,
+// keeping their order, and learns from the blocks before it where each server's run goes.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ struct PartitionParams {
   uint32_t* states;  // [batch, chunks, servers]
 };
 
-// A block's shared memory, for `n` servers. Lists of units hold 16-bit offsets; `order` is the list of ranks in `offsets`,
-// by server.
+// A block's shared memory, for `n` servers. Lists of units hold 16-bit offsets; `order` is the list of ranks in
+// `offsets`, by server.
 struct PartitionShared {
   // A row of the histogram is padded to a whole number of words: threads handle two servers, packed in one word, at a
   // time. No field overflows, as a chunk has at most 2^14 units.
@@ -96,7 +96,9 @@ class PartitionBlock {
 
  private:
   __device__ uint32_t words_per_row() const { return PartitionShared::histogram_stride(n_) / 2; }
-  __device__ int64_t bucket(uint32_t server) const { return batch_ * params_.problem.n + params_.first_server + server; }
+  __device__ int64_t bucket(uint32_t server) const {
+    return batch_ * params_.problem.n + params_.first_server + server;
+  }
 
   // Each warp counts its own part of the list.
   template <typename Units>

@@ -1,5 +1,5 @@
-// The one-pass partition of a list's entries. A block keeps counters for so many servers; the buckets of more are filled
-// by one launch after another, each of which leaves out the entries of the others.
+// The one-pass partition of a list's entries. A block keeps counters for so many servers; the buckets of more are
+// filled by one launch after another, each of which leaves out the entries of the others.
 #include "cuda/partition_coo.h"
 
 #include <algorithm>

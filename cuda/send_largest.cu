@@ -1,6 +1,6 @@
 // Reads and writes the gradient once where a sample foretells the threshold: keys above its bracket are sent at once,
-// those within are logged with them, and the log tells which were meant. Where it cannot, what was sent is taken back and
-// the totals themselves are searched.
+// those within are logged with them, and the log tells which were meant. Where it cannot, what was sent is taken back
+// and the totals themselves are searched.
 #include "cuda/send_largest.h"
 
 #include <algorithm>
@@ -191,8 +191,8 @@ __global__ void __launch_bounds__(kThreads) take_back(const __grid_constant__ Pa
   }
 }
 
-// Sends what reaches the threshold, takes back what was sent and does not, and lists what is sent, if that is wanted. Of
-// too many equals at the threshold those of lowest index are sent.
+// Sends what reaches the threshold, takes back what was sent and does not, and lists what is sent, if that is wanted.
+// Of too many equals at the threshold those of lowest index are sent.
 template <typename Update>
 __global__ void __launch_bounds__(kThreads, 2) finish(const __grid_constant__ Params<Update> params) {
   using Sum = typename Update::Sum;

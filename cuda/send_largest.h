@@ -1,5 +1,5 @@
-// Error feedback on a GPU: sends the largest of what has gathered in a residual, as an array or as a list, and keeps the
-// rest there.
+// Error feedback on a GPU: sends the largest of what has gathered in a residual, as an array or as a list, and keeps
+// the rest there.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,9 +20,9 @@ struct SentList {
   int32_t* count;
 };
 
-// Device pointers, [batch, size] each. Results may be the operands they replace; velocities are null without momentum.
-// Where `sent` is null what is sent is listed. `element` is that of update and sent; the others are float64 for float64,
-// else float32.
+// Device pointers, [batch, size] each. Results may be the operands they replace; velocities are null without
+// momentum. Where `sent` is null what is sent is listed. `element` is that of update and sent; the others are float64
+// for float64, else float32.
 struct SendLargestArrays {
   const void* update;
   const void* residual;

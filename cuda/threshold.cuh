@@ -1,5 +1,5 @@
-// The search for the threshold of a selection, on the device: as zen_jax/selection.py makes it, but several of its steps
-// in a launch. A launch whose search is over does nothing, so as many are enqueued as the longest search takes.
+// The search for the threshold of a selection, on the device: as zen_jax/selection.py makes it, but several of its
+// steps in a launch. A launch whose search is over does nothing, so as many are enqueued as the longest search takes.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,9 @@
 
 namespace zen::cuda {
 
-// A step counts how many keys reach each of a few probes and goes on in the gap that holds the threshold. A pass over the
-// keys counts for all probes that its steps may come to: those of the first, those of the second in each gap of it, ...
+// A step counts how many keys reach each of a few probes and goes on in the gap that holds the threshold. A pass over
+// the keys counts for all probes that its steps may come to: those of the first, those of the second in each gap of
+// it, ...
 constexpr int kProbes = 4, kGaps = kProbes + 1;
 constexpr int kStepsPerPass = 3;
 constexpr int kProbesPerPass = kGaps * kGaps * kGaps - 1;
@@ -24,8 +25,8 @@ __device__ inline Bits key_of(Bits bits) {
   return bits & static_cast<Bits>(kTopKey<Bits> - 1);
 }
 
-// Passes after which any search is over: 14 or 28 steps, each of which leaves a fifth of the gap and at most 4 keys more,
-// and one from a sample.
+// Passes after which any search is over: 14 or 28 steps, each of which leaves a fifth of the gap and at most 4 keys
+// more, and one from a sample.
 template <typename Bits>
 constexpr int kMostPasses = ((sizeof(Bits) == 4 ? 14 : 28) + 1 + kStepsPerPass - 1) / kStepsPerPass;
 
@@ -167,8 +168,9 @@ class KeyCounter {
   uint32_t run_ = 0;
 };
 
-// One pass over the keys of `count` bits, of which each of `blocks` blocks counts its share; this is number `block`. True
-// in the threads of the last of them, for which shared.counts then holds how many keys reach each of shared.probes.
+// One pass over the keys of `count` bits, of which each of `blocks` blocks counts its share; this is number `block`.
+// True in the threads of the last of them, for which shared.counts then holds how many keys reach each of
+// shared.probes.
 template <typename Bits>
 __device__ bool count_reach(Search<Bits>* search, const SearchShared<Bits>& shared, const Bits* bits, int64_t count,
                             int64_t block, int64_t blocks) {

@@ -41,8 +41,8 @@ __device__ inline Vector<Bits> load_vector(const Bits* source, int64_t first, in
   return vector;
 }
 
-// Stores a struct of 8 or 16 bytes, at an address that is a multiple of them, as one word. nvcc may store the members of
-// anything but an intrinsic's operand, above all where another branch does so.
+// Stores a struct of 8 or 16 bytes, at an address that is a multiple of them, as one word. nvcc may store the members
+// of anything but an intrinsic's operand, above all where another branch does so.
 template <typename T>
 __device__ inline void store_whole(void* to, const T& value) {
   static_assert(sizeof(T) == 8 || sizeof(T) == kVectorBytes, "no word has so many bytes");

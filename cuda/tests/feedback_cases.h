@@ -117,7 +117,8 @@ void test_send_largest(const FeedbackProblem& p, Element element, bool moves, in
     bounds[b] = {static_cast<int32_t>(least), static_cast<int32_t>(most), clamped(rank + spread), clamped(rank - spread)};
   }
   char name[200];
-  std::snprintf(name, sizeof(name), "send_largest of element %d: batch %ld size %ld chunks %ld velocity %d least %d most %d, %s",
+  std::snprintf(name, sizeof(name),
+                "send_largest of element %d: batch %ld size %ld chunks %ld velocity %d least %d most %d, %s",
                 int(element), long(p.batch), long(p.size), long(chunks), int(moves), int(bounds[0].least),
                 int(bounds[0].most), lists ? "listed" : "as an array");
 
@@ -148,7 +149,8 @@ void test_send_largest(const FeedbackProblem& p, Element element, bool moves, in
     }
   }
 
-  Buffer<uint32_t> scratch((p.batch * send_largest_scratch_bytes(p.size, sizeof(T), chunks, moves) + 3) / 4, 0xdeadbeef);
+  const int64_t scratch_bytes = p.batch * send_largest_scratch_bytes(p.size, sizeof(T), chunks, moves);
+  Buffer<uint32_t> scratch((scratch_bytes + 3) / 4, 0xdeadbeef);
   Sum* const moving = moves ? velocity.data() : nullptr;
   const int64_t room = pick(0, 3) ? p.size : pick(1, p.size);
   Buffer<int32_t> indices(lists ? p.batch * room : 0, -7), listed(lists ? p.batch : 0, -7);
@@ -174,8 +176,9 @@ void test_send_largest(const FeedbackProblem& p, Element element, bool moves, in
       if (value == 0) continue;
       if (count < room) {
         const int64_t slot = b * room + count;
-        CHECK(indices[slot] == i && same(Stored<T>::read(values[slot]), value), "%s: entry %ld is %g at %d, not %g at %ld",
-              name, long(slot), Stored<T>::read(values[slot]), indices[slot], value, long(i));
+        CHECK(indices[slot] == i && same(Stored<T>::read(values[slot]), value),
+              "%s: entry %ld is %g at %d, not %g at %ld", name, long(slot),
+              Stored<T>::read(values[slot]), indices[slot], value, long(i));
       }
       ++count;
     }

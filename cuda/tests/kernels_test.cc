@@ -109,8 +109,8 @@ template <typename Bits>
 void test_partition_coo(const PartitionProblem& p, uint32_t seed) {
   char name[200];
   std::snprintf(name, sizeof(name),
-                "partition of a list of %zu-byte elements: batch %ld entries %ld n %ld capacity %ld seed %u", sizeof(Bits),
-                long(p.batch), long(p.units), long(p.n), long(p.capacity), seed);
+                "partition of a list of %zu-byte elements: batch %ld entries %ld n %ld capacity %ld seed %u",
+                sizeof(Bits), long(p.batch), long(p.units), long(p.n), long(p.capacity), seed);
   Buffer<int32_t> indices(p.batch * p.units), count(p.batch), positions(p.batch * p.n * p.capacity, -7);
   Buffer<Bits> values(p.batch * p.units), bucket_values(p.batch * p.n * p.capacity, kUnwritten<Bits>);
   Buffer<int32_t> counts(p.batch * p.n, -7);
