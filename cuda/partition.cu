@@ -2,6 +2,7 @@
 
 #include "cuda/chunk.cuh"
 #include "cuda/common/divide.h"
+#include "cuda/common/hash.h"
 #include "cuda/partition.h"
 #include "cuda/partition_block.cuh"
 #include "cuda/partition_two_pass.h"

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "cuda/common/hash.h"
 #include "cuda/look_back.cuh"
 #include "cuda/partition.h"
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cuda/common/bits.h"
+#include "cuda/common/hash.h"
 #include "cuda/partition_block.cuh"
 
 namespace zen::cuda {
@@ -42,14 +43,14 @@ __global__ void __launch_bounds__(kThreads, 2) partition_list(const __grid_const
   const int64_t left = listed - block.first_unit();
   const int32_t* const indices = params.indices + first;
   const auto offset = [](int row) { return warp_id() * kPerWarp + row * kWarpSize + lane_id(); };
-  uint32_t server[kRows];
+  uint32_t index[kRows], server[kRows];
 #pragma unroll
-  for (int row = 0; row < kRows; ++row) server[row] = offset(row) < left ? indices[offset(row)] : 0;
+  for (int row = 0; row < kRows; ++row) index[row] = offset(row) < left ? indices[offset(row)] : 0;
   uint32_t mine = 0, of_warp = 0;
 #pragma unroll
   for (int row = 0; row < kRows; ++row) {
-    const uint32_t index = server[row], tile = index / n;
-    server[row] = server_in_tile(index - tile * n, tile_rotation(tile, n, params.seed), n) - params.first_server;
+    const uint32_t tile = index[row] / n, rotation = tile_rotation(tile, n, params.seed);
+    server[row] = server_in_tile(index[row] - tile * n, rotation, n) - params.first_server;
     const bool taken = offset(row) < left && server[row] < params.servers;
     mine |= static_cast<uint32_t>(taken) << row;
     of_warp += __popc(__ballot_sync(kFullWarp, taken));

@@ -17,7 +17,7 @@ namespace {
 // Keys of a thread in a search, packs of each array that a thread loads before it stores any, and the share of elements
 // that the log has room for.
 constexpr int64_t kKeysPerThread = 16;
-constexpr int kInFlight = 2;
+constexpr int kPacksInFlight = 2;
 constexpr int64_t kLoggedShare = 16;
 
 // ---- the sample ----
@@ -79,6 +79,7 @@ __global__ void __launch_bounds__(kThreads) set_bracket(const __grid_constant__ 
   state.logged_from = below < kInfinity ? below : kInfinity;
   state.sent_from = highest < kInfinity ? highest : kInfinity;
   const int64_t sampled = params.chunks * kSampleChunk;
+  // Those above the key of rank `below`, as many as the sample foretells.
   const bool fits = params.bounds[item].below * params.problem.size <= params.log.room * sampled;
   state.uses_log = !state.threshold.done && below > 0 && fits;
 }
@@ -108,18 +109,18 @@ __global__ void __launch_bounds__(kThreads, 2) accumulate(const __grid_constant_
                        is_aligned(params.new_velocity);
   uint32_t logged = 0;
 #pragma unroll
-  for (int first = 0; first < Chunk::kPacks; first += kInFlight) {
-    FloatPack<Stored, kSize> update[kInFlight];
-    FloatPack<Sum, kSize> total[kInFlight], velocity[kInFlight] = {};
+  for (int first = 0; first < Chunk::kPacks; first += kPacksInFlight) {
+    FloatPack<Stored, kSize> update[kPacksInFlight];
+    FloatPack<Sum, kSize> total[kPacksInFlight], velocity[kPacksInFlight] = {};
 #pragma unroll
-    for (int p = 0; p < kInFlight; ++p) {
+    for (int p = 0; p < kPacksInFlight; ++p) {
       const int64_t i = Chunk::element(block.chunk, (first + p) * kSize), left = size - i;
       update[p] = load_pack<kSize>(params.update + base + i, left, aligned);
       total[p] = load_pack<kSize>(params.residual + base + i, left, aligned);
       if (params.velocity != nullptr) velocity[p] = load_pack<kSize>(params.velocity + base + i, left, aligned);
     }
 #pragma unroll
-    for (int p = 0; p < kInFlight; ++p) {
+    for (int p = 0; p < kPacksInFlight; ++p) {
       const int64_t i = Chunk::element(block.chunk, (first + p) * kSize), left = size - i;
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
@@ -205,10 +206,10 @@ __global__ void __launch_bounds__(kThreads, 2) finish(const __grid_constant__ Pa
   SharedArena arena(memory);
   const CompactionShared shared(arena);
   uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
-  int32_t* const indices = arena.take<int32_t>(Chunk::kPerBlock);  // of what a chunk lists
-  Stored* const values = arena.take<Stored>(Chunk::kPerBlock);
-
   const bool lists = params.sent == nullptr;
+  // What a chunk lists; without a list there is no memory for it.
+  int32_t* const indices = arena.take<int32_t>(Chunk::kPerBlock);
+  Stored* const values = arena.take<Stored>(Chunk::kPerBlock);
   for (;; __syncthreads()) {
     int64_t item = 0, count = 0, chunks = 0, chunk = take_ticket(params.listing.ticket, shared.ticket);
     for (; item < params.problem.batch; ++item, chunk -= chunks) {
@@ -352,7 +353,9 @@ cudaError_t run(Params<Update> params, cudaStream_t stream) {
   ZEN_RETURN_IF_ERROR(launch(accumulate<Update>, chunks, arena.used(), stream, params));
   params.blocks = blocks_for(problem.size, problem.batch);
   const int64_t blocks = problem.batch * params.blocks;
-  for (int pass = 0; pass <= kMostPasses<Bits>; ++pass) {
+  // After a sample one more: the first may give up the log and leave the search where it was.
+  const int passes = kMostPasses<Bits> + (params.chunks > 0);
+  for (int pass = 0; pass < passes; ++pass) {
     ZEN_RETURN_IF_ERROR(launch(search_threshold<Update>, blocks, search_bytes, stream, params));
     if (pass == 0 && params.chunks > 0) ZEN_RETURN_IF_ERROR(launch(take_back<Update>, blocks, 0, stream, params));
   }

@@ -25,8 +25,8 @@ __device__ inline Bits key_of(Bits bits) {
   return bits & static_cast<Bits>(kTopKey<Bits> - 1);
 }
 
-// Passes after which any search is over: 14 or 28 steps, each of which leaves a fifth of the gap and at most 4 keys
-// more, and one from a sample.
+// Passes after which any search is over. A step leaves a fifth of the gap and at most 4 keys more, so that k steps are
+// enough for gaps up to 3 + 2 * 5^(k - 1): 14 or 28, and one from a sample.
 template <typename Bits>
 constexpr int kMostPasses = ((sizeof(Bits) == 4 ? 14 : 28) + 1 + kStepsPerPass - 1) / kStepsPerPass;
 
@@ -168,9 +168,8 @@ class KeyCounter {
   uint32_t run_ = 0;
 };
 
-// One pass over the keys of `count` bits, of which each of `blocks` blocks counts its share; this is number `block`.
-// True in the threads of the last of them, for which shared.counts then holds how many keys reach each of
-// shared.probes.
+// One pass over the keys of bits[count], of which each of `blocks` blocks counts a share; this is number `block`. True
+// in the threads of the last of them, for which shared.counts then holds how many keys reach each of shared.probes.
 template <typename Bits>
 __device__ bool count_reach(Search<Bits>* search, const SearchShared<Bits>& shared, const Bits* bits, int64_t count,
                             int64_t block, int64_t blocks) {
