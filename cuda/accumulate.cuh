@@ -5,6 +5,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "cuda/element.h"
+
 namespace zen::cuda {
 
 struct Float32 {
@@ -34,5 +36,21 @@ struct Bfloat16 {
   __device__ static Sum widen(Stored x) { return __bfloat162float(x); }
   __device__ static Stored round(Sum x) { return __float2bfloat16_rn(x); }
 };
+
+// Returns visit(dtype), of the type that sums such elements.
+template <typename Visit>
+cudaError_t visit_dtype(Element element, Visit visit) {
+  switch (element) {
+    case Element::kFloat32:
+      return visit(Float32());
+    case Element::kFloat64:
+      return visit(Float64());
+    case Element::kFloat16:
+      return visit(Float16());
+    case Element::kBfloat16:
+      return visit(Bfloat16());
+  }
+  return cudaErrorInvalidValue;
+}
 
 }  // namespace zen::cuda

@@ -5,7 +5,6 @@
 #include <type_traits>
 
 #include "cuda/accumulate.cuh"
-#include "cuda/element.h"
 #include "cuda/vectors.cuh"
 
 namespace zen::cuda {
@@ -37,22 +36,11 @@ __device__ inline void store_pack(typename Dtype::Stored* to, const Pack<Dtype, 
 // Returns launch(dtype, pack size), both as types, for an element and rows that fit vectors or do not.
 template <typename Launch>
 cudaError_t visit_dtype_and_pack(Element element, bool vectors, Launch launch) {
-  const auto with = [&](auto dtype) {
+  return visit_dtype(element, [&](auto dtype) {
     using Dtype = decltype(dtype);
     return vectors ? launch(dtype, std::integral_constant<int, kVectorPack<Dtype>>())
                    : launch(dtype, std::integral_constant<int, 1>());
-  };
-  switch (element) {
-    case Element::kFloat32:
-      return with(Float32());
-    case Element::kFloat64:
-      return with(Float64());
-    case Element::kFloat16:
-      return with(Float16());
-    case Element::kBfloat16:
-      return with(Bfloat16());
-  }
-  return cudaErrorInvalidValue;
+  });
 }
 
 }  // namespace zen::cuda

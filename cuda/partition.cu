@@ -165,20 +165,9 @@ cudaError_t partition(const PartitionProblem& problem, Element element, uint32_t
   if (problem.n > kMaxOnePassServers) return two_pass();
   const int64_t bytes = element_bytes(element);
   const int64_t per_chunk = units_per_chunk(problem.width, bytes);
-  DenseParams params;
-  params.problem = problem;
-  params.first_server = 0;
-  params.servers = static_cast<uint32_t>(problem.n);
-  params.n = SmallDivisor(params.servers);
-  params.seed = seed;
-  params.rows_per_chunk = static_cast<int32_t>(per_chunk);
-  params.chunks = ceil_div(problem.units, per_chunk);
-  params.x = d_x;
-  params.positions = d_positions;
-  params.values = d_values;
-  params.counts = d_counts;
-  params.ticket = static_cast<uint32_t*>(d_scratch);
-  params.states = params.ticket + kTicketBytes / kStateBytes;
+  const DenseParams params = {
+      partition_params(problem, per_chunk, seed, d_x, d_positions, d_values, d_counts, d_scratch),
+      SmallDivisor(static_cast<uint32_t>(problem.n))};
   int most_shared = 0;
   ZEN_RETURN_IF_ERROR(most_shared_bytes(&most_shared));
   return visit_bits(element, [&](auto bits) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cuda/common/bits.h"
 #include "cuda/look_back.cuh"
 #include "cuda/partition.h"
 
@@ -22,6 +23,27 @@ struct PartitionParams {
   uint32_t* ticket;
   uint32_t* states;  // [batch, chunks, servers]
 };
+
+// Of a launch that serves all servers.
+inline PartitionParams partition_params(const PartitionProblem& problem, int64_t units_per_chunk, uint32_t seed,
+                                        const void* d_x, int32_t* d_positions, void* d_values, int32_t* d_counts,
+                                        void* d_scratch) {
+  uint32_t* const ticket = static_cast<uint32_t*>(d_scratch);
+  PartitionParams params;
+  params.problem = problem;
+  params.first_server = 0;
+  params.servers = static_cast<uint32_t>(problem.n);
+  params.seed = seed;
+  params.rows_per_chunk = static_cast<int32_t>(units_per_chunk);
+  params.chunks = ceil_div(problem.units, units_per_chunk);
+  params.x = d_x;
+  params.positions = d_positions;
+  params.values = d_values;
+  params.counts = d_counts;
+  params.ticket = ticket;
+  params.states = ticket + kTicketBytes / kStateBytes;
+  return params;
+}
 
 // A block's shared memory, for `n` servers. Lists of units hold 16-bit offsets; `order` is the list of ranks in
 // `offsets`, by server.

@@ -92,18 +92,9 @@ cudaError_t partition_coo(const PartitionProblem& problem, Element element, uint
                           int32_t* d_counts, void* d_scratch, cudaStream_t stream) {
   if (problem.batch == 0) return cudaSuccess;
   if (problem.units == 0) return cudaMemsetAsync(d_counts, 0, problem.batch * problem.n * sizeof(int32_t), stream);
-  ListParams params = {};
-  params.problem = problem;
-  params.seed = seed;
-  params.chunks = ceil_div(problem.units, kPerBlock);
-  params.x = d_values;
-  params.positions = d_positions;
-  params.values = d_bucket_values;
-  params.counts = d_counts;
-  params.ticket = static_cast<uint32_t*>(d_scratch);
-  params.states = params.ticket + kTicketBytes / kStateBytes;
-  params.indices = d_indices;
-  params.count = d_count;
+  ListParams params = {
+      partition_params(problem, kPerBlock, seed, d_values, d_positions, d_bucket_values, d_counts, d_scratch),
+      d_indices, d_count};
   const int64_t blocks = problem.batch * params.chunks;
   for (int64_t server = 0; server < problem.n; server += kServersAtOnce) {
     params.first_server = static_cast<uint32_t>(server);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
+#include "xla_ffi/bind_largest.h"
 #include "xla_ffi/cpu/aggregate.h"
 #include "xla_ffi/cpu/error_feedback.h"
 #include "xla_ffi/cpu/hash_bitmap_decode.h"
@@ -169,9 +170,9 @@ void set_velocity(FeedbackArrays<Update>& arrays, ffi::AnyBuffer velocity, Resul
 }
 
 ffi::Error send_largest_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual,
-                                ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, Result sent,
-                                Result new_residual, Result new_velocity, int64_t rank, double momentum,
-                                int64_t chunks) {
+                                ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, int64_t rank,
+                                double momentum, int64_t chunks, Result sent, Result new_residual,
+                                Result new_velocity) {
   const auto problem = check_send_largest(update, rank, residual, velocity, scale, bounds, chunks, *sent, *new_residual,
                                           *new_velocity);
   if (problem.has_error()) return problem.error();
@@ -187,9 +188,9 @@ ffi::Error send_largest_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi
 }
 
 ffi::Error list_largest_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual,
-                                ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, Result indices,
-                                Result values, Result count, Result new_residual, Result new_velocity, int64_t rank,
-                                double momentum, int64_t chunks) {
+                                ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, int64_t rank,
+                                double momentum, int64_t chunks, Result indices, Result values, Result count,
+                                Result new_residual, Result new_velocity) {
   const auto problem = check_list_largest(update, rank, residual, velocity, scale, bounds, chunks, *indices, *values,
                                           *count, *new_residual, *new_velocity);
   if (problem.has_error()) return problem.error();
@@ -227,17 +228,6 @@ ffi::Error send_reaching_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ff
       send_reaching(*problem, arrays_of<decltype(element)>(update, residual, sent, new_residual), key, context);
     });
   });
-}
-
-// What sending and listing the largest take.
-auto bind_largest() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()   // update
-      .Arg<ffi::AnyBuffer>()   // residual
-      .Arg<ffi::AnyBuffer>()   // velocity
-      .Arg<ffi::AnyBuffer>()   // scale
-      .Arg<ffi::AnyBuffer>();  // bounds
 }
 
 }  // namespace
@@ -311,24 +301,18 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHierarchicalHash, zen::hierarchical_hash_handle
                                   .Attr<uint32_t>("seed"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendLargest, zen::send_largest_handler,
-                              zen::bind_largest()
+                              zen::bind_largest<xla::ffi::ThreadPool>()
                                   .Ret<xla::ffi::AnyBuffer>()   // sent
                                   .Ret<xla::ffi::AnyBuffer>()   // new_residual
-                                  .Ret<xla::ffi::AnyBuffer>()   // new_velocity
-                                  .Attr<int64_t>("rank")
-                                  .Attr<double>("momentum")
-                                  .Attr<int64_t>("chunks"));
+                                  .Ret<xla::ffi::AnyBuffer>());  // new_velocity
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenListLargest, zen::list_largest_handler,
-                              zen::bind_largest()
+                              zen::bind_largest<xla::ffi::ThreadPool>()
                                   .Ret<xla::ffi::AnyBuffer>()   // indices
                                   .Ret<xla::ffi::AnyBuffer>()   // values
                                   .Ret<xla::ffi::AnyBuffer>()   // count
                                   .Ret<xla::ffi::AnyBuffer>()   // new_residual
-                                  .Ret<xla::ffi::AnyBuffer>()   // new_velocity
-                                  .Attr<int64_t>("rank")
-                                  .Attr<double>("momentum")
-                                  .Attr<int64_t>("chunks"));
+                                  .Ret<xla::ffi::AnyBuffer>());  // new_velocity
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendDrawn, zen::send_drawn_handler,
                               xla::ffi::Ffi::Bind()

@@ -14,6 +14,7 @@
 #include "cuda/partition_coo.h"
 #include "cuda/send_largest.h"
 #include "xla/ffi/api/ffi.h"
+#include "xla_ffi/bind_largest.h"
 #include "xla_ffi/registration.h"
 #include "xla_ffi/shapes.h"
 
@@ -152,9 +153,9 @@ ffi::Error send(const char* target, cudaStream_t stream, const FeedbackProblem& 
 }
 
 ffi::Error send_largest_handler(cudaStream_t stream, ffi::AnyBuffer update, ffi::AnyBuffer residual,
-                                ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, Result sent,
-                                Result new_residual, Result new_velocity, Result scratch, int64_t rank, double momentum,
-                                int64_t chunks) {
+                                ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, int64_t rank,
+                                double momentum, int64_t chunks, Result sent, Result new_residual, Result new_velocity,
+                                Result scratch) {
   const auto problem = check_send_largest(update, rank, residual, velocity, scale, bounds, chunks, *sent, *new_residual,
                                           *new_velocity);
   if (problem.has_error()) return problem.error();
@@ -164,9 +165,9 @@ ffi::Error send_largest_handler(cudaStream_t stream, ffi::AnyBuffer update, ffi:
 }
 
 ffi::Error list_largest_handler(cudaStream_t stream, ffi::AnyBuffer update, ffi::AnyBuffer residual,
-                                ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, Result indices,
-                                Result values, Result count, Result new_residual, Result new_velocity, Result scratch,
-                                int64_t rank, double momentum, int64_t chunks) {
+                                ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, int64_t rank,
+                                double momentum, int64_t chunks, Result indices, Result values, Result count,
+                                Result new_residual, Result new_velocity, Result scratch) {
   const auto problem = check_list_largest(update, rank, residual, velocity, scale, bounds, chunks, *indices, *values,
                                           *count, *new_residual, *new_velocity);
   if (problem.has_error()) return problem.error();
@@ -260,42 +261,22 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHierarchicalHash, zen::hierarchical_hash_handle
                                   .Attr<uint32_t>("seed"),
                               {xla::ffi::Traits::kCmdBufferCompatible});
 
-namespace zen {
-
-auto bind_largest() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::PlatformStream<cudaStream_t>>()
-      .Arg<ffi::AnyBuffer>()   // update
-      .Arg<ffi::AnyBuffer>()   // residual
-      .Arg<ffi::AnyBuffer>()   // velocity
-      .Arg<ffi::AnyBuffer>()   // scale
-      .Arg<ffi::AnyBuffer>();  // bounds
-}
-
-}  // namespace zen
-
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendLargest, zen::send_largest_handler,
-                              zen::bind_largest()
+                              zen::bind_largest<xla::ffi::PlatformStream<cudaStream_t>>()
                                   .Ret<xla::ffi::AnyBuffer>()  // sent
                                   .Ret<xla::ffi::AnyBuffer>()  // new_residual
                                   .Ret<xla::ffi::AnyBuffer>()  // new_velocity
-                                  .Ret<xla::ffi::AnyBuffer>()  // scratch
-                                  .Attr<int64_t>("rank")
-                                  .Attr<double>("momentum")
-                                  .Attr<int64_t>("chunks"),
+                                  .Ret<xla::ffi::AnyBuffer>(),  // scratch
                               {xla::ffi::Traits::kCmdBufferCompatible});
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenListLargest, zen::list_largest_handler,
-                              zen::bind_largest()
+                              zen::bind_largest<xla::ffi::PlatformStream<cudaStream_t>>()
                                   .Ret<xla::ffi::AnyBuffer>()  // indices
                                   .Ret<xla::ffi::AnyBuffer>()  // values
                                   .Ret<xla::ffi::AnyBuffer>()  // count
                                   .Ret<xla::ffi::AnyBuffer>()  // new_residual
                                   .Ret<xla::ffi::AnyBuffer>()  // new_velocity
-                                  .Ret<xla::ffi::AnyBuffer>()  // scratch
-                                  .Attr<int64_t>("rank")
-                                  .Attr<double>("momentum")
-                                  .Attr<int64_t>("chunks"),
+                                  .Ret<xla::ffi::AnyBuffer>(),  // scratch
                               {xla::ffi::Traits::kCmdBufferCompatible});
 
 namespace zen {
