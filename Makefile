@@ -35,7 +35,7 @@ sanitize: $(INSTALLED)  ## the C++ unit tests under the address and undefined be
 lint: $(INSTALLED)  ## ruff
 	ruff check .
 
-bazel: $(INSTALLED)  ## build and test with Bazel, without network
+bazel: $(INSTALLED)  ## build and test with Bazel, which itself needs no network
 	$(PIP) pybind11
 	$(BAZEL) test //...
 

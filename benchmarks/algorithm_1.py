@@ -25,6 +25,7 @@ from jax import lax
 from benchmarks import measure
 from benchmarks.kernels import ROOM, milliseconds, sparse_tensor
 from zen_jax import kernels
+from zen_jax.cli.options import at_least, positive, share
 
 MEMORY = (1, 2, 4)  # r1 over |G| d, with the paper's k
 REHASHES = (1, 2, 3, 4)  # k, with the paper's r1
@@ -89,10 +90,10 @@ def sweep(x: np.ndarray, n: int, repeats: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--elements", type=float, default=16e6, help="elements of the tensor (default 16e6)")
-    parser.add_argument("--density", type=float, nargs="+", default=[0.01, 0.052])
-    parser.add_argument("-n", type=int, default=16, help="servers")
-    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--elements", type=positive, default=16e6, help="elements of the tensor (default 16e6)")
+    parser.add_argument("--density", type=share, nargs="+", default=[0.01, 0.052])
+    parser.add_argument("-n", type=at_least(1), default=16, help="servers")
+    parser.add_argument("--repeats", type=at_least(1), default=11)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 

@@ -7,6 +7,7 @@ packing, exchange and agreement. The kernels run alone, on the same operands, in
 """
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 
 import zen_jax as zen
 from benchmarks import measure
+from zen_jax.cli.options import at_least
 from zen_jax.units import unit_width
 
 
@@ -58,11 +60,11 @@ def kernel_calls(gradients: jax.Array, plan: zen.LeafPlan) -> dict[str, Callable
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=78125)
-    parser.add_argument("--columns", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=4480, help="rows drawn by each worker (default 128 * 35)")
-    parser.add_argument("-n", type=int, default=8, help="emulated workers")
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--rows", type=at_least(1), default=78125)
+    parser.add_argument("--columns", type=at_least(1), default=256)
+    parser.add_argument("--tokens", type=at_least(1), default=4480, help="rows drawn by each worker (default 128 * 35)")
+    parser.add_argument("-n", type=at_least(2), default=8, help="emulated workers")
+    parser.add_argument("--repeats", type=at_least(1), default=9)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
@@ -70,6 +72,8 @@ def main() -> None:
     gradients = embedding_gradients(n, options.rows, options.columns, options.tokens)
     profile = zen.profile(gradients, unit="auto")
     plan = zen.plan(profile, zen.Cluster(n, inter_gbps=1), schemes=("dense_ordered", "auto")).leaves[""]
+    if plan.capacity is None:
+        sys.exit("error: this gradient is sent dense. Give more --rows or fewer --tokens.")
     calls = kernel_calls(gradients, plan)
     times = {name: measure.seconds(call, options.repeats)["median"] * 1e3 for name, call in calls.items()}
     kernels = lambda: measure.in_turn(calls.values())  # noqa: E731

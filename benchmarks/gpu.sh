@@ -126,12 +126,13 @@ report() { "$PYTHON" -m benchmarks.gpu_report "$RESULTS" && cat "$RESULTS/report
 
 # part NAME: runs it within its bound and records how it went.
 part() {
-  local name=$1 start=$SECONDS function=$1 status
+  local name=$1 start=$SECONDS function=$1 status timed_out=false
   [[ $name == test ]] && function=test_
   [[ $name == build || $name == report ]] || function="have_kernels && $function"
   timeout --kill-after=5 "${LIMIT[$name]}" bash -o pipefail -c "$function" > >(tee "$RESULTS/parts/$name.log") 2>&1
   status=$?
-  echo "{\"part\": \"$name\", \"status\": $status, \"timed_out\": $([[ $status == 124 ]] && echo true || echo false)," \
+  [[ $status == 124 || $status == 137 ]] && timed_out=true  # 137: it was killed for going on
+  echo "{\"part\": \"$name\", \"status\": $status, \"timed_out\": $timed_out," \
     "\"seconds\": $((SECONDS - start)), \"limit_seconds\": ${LIMIT[$name]}}" > "$RESULTS/parts/$name.json"
   echo "== $name: status $status after $((SECONDS - start)) s"
   return $status

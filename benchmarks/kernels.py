@@ -29,6 +29,7 @@ import numpy as np
 from benchmarks import measure
 from benchmarks.peers import nonzeros
 from zen_jax import kernels
+from zen_jax.cli.options import at_least, positive, share
 from zen_jax.kernels.aggregate import reference as aggregate_reference
 from zen_jax.kernels.aggregate_encode import reference as aggregate_encode_reference
 from zen_jax.kernels.hash_bitmap_decode import reference as decode_reference
@@ -150,11 +151,11 @@ def milliseconds(seconds: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--elements", type=float, default=64e6, help="elements of the tensor (default 64e6)")
-    parser.add_argument("--density", type=float, nargs="+", default=[0.01, 0.05])
-    parser.add_argument("--width", type=int, default=1, help="elements in a unit; 1 hashes elements")
-    parser.add_argument("-n", type=int, default=16, help="servers")
-    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--elements", type=positive, default=64e6, help="elements of the tensor (default 64e6)")
+    parser.add_argument("--density", type=share, nargs="+", default=[0.01, 0.05])
+    parser.add_argument("--width", type=at_least(1), default=1, help="elements in a unit; 1 hashes elements")
+    parser.add_argument("-n", type=at_least(1), default=16, help="servers")
+    parser.add_argument("--repeats", type=at_least(1), default=11)
     parser.add_argument("--skip-slow", action="store_true", help="leave out the pure-JAX lowerings")
     parser.add_argument("--fresh-memory", action="store_true", help="let malloc return memory to the system")
     parser.add_argument("--json", type=Path)

@@ -18,6 +18,7 @@ from jax import lax
 
 from benchmarks import measure
 from zen_jax import _axis, kernels
+from zen_jax.cli.options import at_least, positive, share
 from zen_jax.formats import coo
 from zen_jax.schemes.ladder import ladder, rung_for
 
@@ -67,10 +68,10 @@ def push_by_ladder(size: int, top: int) -> Callable[[jax.Array], tuple[jax.Array
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--elements", type=float, default=2e6)
-    parser.add_argument("--density", type=float, nargs="+", default=[0.002, 0.01, 0.05, 0.2])
-    parser.add_argument("-n", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--elements", type=positive, default=2e6)
+    parser.add_argument("--density", type=share, nargs="+", default=[0.002, 0.01, 0.05, 0.2])
+    parser.add_argument("-n", type=at_least(2), default=8)
+    parser.add_argument("--repeats", type=at_least(1), default=7)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 

@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from zen_jax.planning.table import table as aligned
+
 QUEUED_SECONDS = 0.01  # that the calls of one timing take on an accelerator, where the host only queues them
 
 
@@ -217,8 +219,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Rows as aligned text, a column for every key."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [columns] + [[str(row.get(column, "")) for column in columns] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells)
+    return aligned(cells)
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:

@@ -32,6 +32,7 @@ from benchmarks.emulated_hosts import Host, HostsError, emulated_hosts, rate_in_
 from benchmarks.exact import ITEMSIZE, lower_bound
 from benchmarks.peers import PEERS, Peer
 from benchmarks.problem import Problem
+from zen_jax.cli.options import at_least
 from zen_jax.planning.costs import candidates
 
 PLAN_STEPS = 2
@@ -163,13 +164,15 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", default=["gutenberg_lm"], help="data sets, or synthetic:DENSITY")
     parser.add_argument("--data", type=Path, help="folder that holds the data sets' folders")
-    parser.add_argument("--hosts", type=int, nargs="+", default=[4], help="numbers of hosts, one worker each")
+    parser.add_argument("--hosts", type=at_least(2), nargs="+", default=[4], help="numbers of hosts, one worker each")
     parser.add_argument("--rate", nargs="+", default=["200mbit"], help="rates of every link, each way")
     parser.add_argument("--schemes", nargs="+", default=["all"], choices=["all", *zen.schemes.names()])
     parser.add_argument("--ablation", action="store_true", help="also zen by its parts, with element units")
     parser.add_argument("--peers", nargs="*", choices=PEERS, help="default: those that --peer-python has")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter with the peers' packages")
-    parser.add_argument("--repeats", type=int, default=3, help="timed calls, each with another step's gradients")
+    parser.add_argument(
+        "--repeats", type=at_least(1), default=3, help="timed calls, each with another step's gradients"
+    )
     parser.add_argument("--coordinator", help="HOST:PORT of rank 0, on given hosts; --rate tells their links' rate")
     parser.add_argument("--rank", type=int, help="this host's place, with --coordinator")
     parser.add_argument("--interface", default="eth0", help="this host's network interface, with --coordinator")
@@ -186,8 +189,6 @@ def parse() -> argparse.Namespace:
         parser.error("peers run among emulated hosts alone: leave out --peers or --coordinator")
     if options.plot and find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install matplotlib")
-    if options.repeats < 1 or min(options.hosts) < 2:
-        parser.error("--repeats must be at least 1 and --hosts at least 2")
     for rate in options.rate:
         rate_in_bits(rate)
     return options

@@ -5,12 +5,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import zen_jax as zen
 from benchmarks import group
 from benchmarks.problem import Problem
+from zen_jax.cli.workers import gather
 from zen_jax.planning.costs import candidates
 
 
@@ -22,9 +22,7 @@ class Processes:
         self.mesh, self.problem = mesh, problem
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
-        # float64 as bits: JAX would round it to float32.
-        bits = multihost_utils.process_allgather(np.asarray(numbers, np.float64).view(np.uint32))
-        return np.asarray(bits).reshape(self.size, -1).view(np.float64).reshape(self.size, *np.shape(numbers))
+        return gather(numbers)
 
     def at_rate(self, rate: str) -> dict[str, dict[str, Any]]:
         """Calibrates the links, and gives for each case the estimated seconds and whether a plan would choose it."""

@@ -1,14 +1,18 @@
 """What profiling for a plan adds to a training step of the language model.
 
     python -m benchmarks.profiling --json build/profiling.json
+    python -m benchmarks.profiling --hosts 4 --rate 100mbit --json build/profiling_hosts.json    # as root on Linux
 
-The step with a profiler and the step without one take turns, from the same start on the same batches. All workers share
-this process, so that sending costs nothing and what the counting costs weighs most. Afterwards a plan's step holds no
-trace of the profiler.
+The step with a profiler and the step without one take turns, from the same start on the same batches. Afterwards a
+plan's step holds no trace of the profiler. Without --hosts all workers share this process: sending costs nothing, and
+what the counting costs weighs most.
 """
 
 import argparse
+import json
+import signal
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -23,14 +27,19 @@ import numpy as np
 
 import zen_jax as zen
 from benchmarks import measure
+from benchmarks.emulated_hosts import HostsError, emulated_hosts, nth_host, set_rate
+from benchmarks.network import PORT, NetworkError, run_group
+from examples.common.launch import joined
 from examples.common.loop import initial_state, make_step
+from examples.common.rank import Rank
 from examples.common.task import Task
-from examples.common.workers import Emulated
+from examples.common.workers import Devices, Emulated, Workers
 from examples.lm.config import Config
 from examples.lm.task import language_modelling, load
+from zen_jax.cli.options import at_least
 
 
-def seconds_by_step(task: Task, workers: Emulated, plans: dict[str, Any], steps: int) -> dict[str, list[float]]:
+def seconds_by_step(task: Task, workers: Workers, plans: dict[str, Any], steps: int) -> dict[str, list[float]]:
     """Seconds of every step after the first, by name of its plan."""
     step_funs = {name: make_step(task, 0, "auto", workers, plan) for name, plan in plans.items()}
     states = {name: initial_state(task, "auto", workers) for name in plans}
@@ -45,23 +54,52 @@ def seconds_by_step(task: Task, workers: Emulated, plans: dict[str, Any], steps:
     return {name: times[1:] for name, times in taken.items()}
 
 
+def measured(options: argparse.Namespace, workers: Workers) -> dict[str, Any]:
+    """The medians of both steps, and of their ratio."""
+    config = Config(data=options.data, workers=workers.count)
+    task = language_modelling(config, load(config))
+    taken = seconds_by_step(task, workers, {"without": None, "with a profiler": zen.Profiler()}, options.steps)
+    without, profiled = taken.values()
+    row: dict[str, Any] = {f"ms {name}": round(statistics.median(times) * 1e3, 1) for name, times in taken.items()}
+    return row | {"ratio": round(statistics.median(b / a for a, b in zip(without, profiled, strict=True)), 3)}
+
+
+def measured_on_hosts(options: argparse.Namespace) -> dict[str, Any]:
+    """The same with one worker on each of `options.hosts` emulated hosts."""
+    command = [sys.executable, "-m", "benchmarks.profiling", *sys.argv[1:], "--process-id"]
+    with emulated_hosts(options.hosts) as hosts:
+        set_rate(hosts, options.rate)
+        (row,) = run_group([host.command([*command, str(rank)]) for rank, host in enumerate(hosts)])
+    return row
+
+
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that emulated hosts are removed
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="as of examples.lm.main")
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--data", type=Path, help="of the example: gutenberg_lm, say")
+    parser.add_argument("--workers", type=at_least(1), default=8, help="in this process")
+    parser.add_argument("--hosts", type=at_least(2), help="emulated hosts, in place of --workers, one each")
+    parser.add_argument("--rate", default="100mbit", help="of every emulated link, each way")
+    parser.add_argument("--process-id", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=at_least(1), default=30)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    config = Config(data=options.data, workers=options.workers)
-    task = language_modelling(config, load(config))
-    plans = {"without": None, "with a profiler": zen.Profiler()}
-    taken = seconds_by_step(task, Emulated(options.workers), plans, options.steps)
-    without, profiled = taken.values()
-    row = {f"ms {name}": round(statistics.median(times) * 1e3, 1) for name, times in taken.items()}
-    row["ratio"] = round(statistics.median(b / a for a, b in zip(without, profiled, strict=True)), 3)
-    print(*task.lines, measure.table([row]), sep="\n")
-    measure.write_json(options.json, {"environment": measure.environment(), "workers": options.workers, **row})
+    if options.process_id is not None:
+        with joined(Rank(f"{nth_host(0).address}:{PORT}", options.hosts, options.process_id), timeout=300):
+            row = measured(options, Devices())
+        if options.process_id == 0:
+            print(json.dumps(row), flush=True)
+        return
+    if options.hosts:
+        row = {"hosts": options.hosts, "rate": options.rate} | measured_on_hosts(options)
+    else:
+        row = {"workers": options.workers} | measured(options, Emulated(options.workers))
+    print(measure.table([row]))
+    measure.write_json(options.json, {"environment": measure.environment(), **row})
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (HostsError, NetworkError, ValueError) as error:
+        sys.exit(f"error: {error}")

@@ -27,6 +27,7 @@ import optax
 
 import zen_jax as zen
 from benchmarks import measure
+from zen_jax.cli.options import at_least
 
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 OPTIMIZERS = {
@@ -111,12 +112,12 @@ def in_own_process(options: argparse.Namespace, **case: Any) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 10_000_000])
-    parser.add_argument("--columns", type=int, default=64)
-    parser.add_argument("--ids", type=int, default=4096, help="ids that each worker looks up in a step")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--rows", type=at_least(1), nargs="+", default=[100_000, 10_000_000])
+    parser.add_argument("--columns", type=at_least(1), default=64)
+    parser.add_argument("--ids", type=at_least(1), default=4096, help="ids that each worker looks up in a step")
+    parser.add_argument("--workers", type=at_least(1), nargs="+", default=[1, 4, 8])
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
-    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--repeats", type=at_least(1), default=30)
     parser.add_argument("--small-pages", action="store_true", help="leave the size of pages to the system")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)

@@ -30,6 +30,7 @@ from jax import lax
 
 import zen_jax as zen
 from benchmarks import measure
+from zen_jax.cli.options import at_least, positive, share
 from zen_jax.sparse import densified
 
 MOMENTUM = 0.9
@@ -126,10 +127,10 @@ def in_milliseconds(took: dict[str, float]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--elements", type=float, default=16e6, help="elements of the gradient (default 16e6)")
-    parser.add_argument("--density", type=float, nargs="+", default=[0.001, 0.05])
-    parser.add_argument("--repeats", type=int, default=11)
-    parser.add_argument("--servers", type=int, default=8)
+    parser.add_argument("--elements", type=positive, default=16e6, help="elements of the gradient (default 16e6)")
+    parser.add_argument("--density", type=share, nargs="+", default=[0.001, 0.05])
+    parser.add_argument("--repeats", type=at_least(1), default=11)
+    parser.add_argument("--servers", type=at_least(1), default=8)
     parser.add_argument("--skip-slow", action="store_true", help="leave out the original algorithms")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

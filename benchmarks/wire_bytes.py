@@ -9,6 +9,7 @@ exactly the size of what they carry, COO push and hash-bitmap pull, rows as unit
 
 import argparse
 import dataclasses
+import sys
 from pathlib import Path
 
 import jax
@@ -18,16 +19,17 @@ import numpy as np
 import zen_jax as zen
 from benchmarks import measure, workloads
 from benchmarks.exact import lower_bound
+from zen_jax.cli.options import at_least, positive
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder that holds gutenberg_lm/ and the others")
     parser.add_argument("--workload", default="gutenberg_lm", help="a data set of benchmarks/workloads.py")
-    parser.add_argument("-n", type=int, default=8)
-    parser.add_argument("--plan-steps", type=int, default=4, help="steps that the plan is measured on")
-    parser.add_argument("--gbps", type=float, default=1.0, help="rate of the links that the plan is for")
-    parser.add_argument("--steps", type=int, default=8, help="later steps that are then synchronised")
+    parser.add_argument("-n", type=at_least(2), default=8)
+    parser.add_argument("--plan-steps", type=at_least(1), default=4, help="steps that the plan is measured on")
+    parser.add_argument("--gbps", type=positive, default=1.0, help="rate of the links that the plan is for")
+    parser.add_argument("--steps", type=at_least(1), default=8, help="later steps that are then synchronised")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     workload = workloads.load(options.workload, options.data)
@@ -72,4 +74,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")

@@ -144,9 +144,7 @@ cudaError_t launch_decode(const DecodeParams& params, cudaStream_t stream) {
 
 }  // namespace
 
-int64_t decode_scratch_bytes(int64_t units, int64_t width, int64_t element_bytes, int64_t n, int64_t capacity) {
-  static_cast<void>(element_bytes);
-  static_cast<void>(capacity);
+int64_t decode_scratch_bytes(int64_t units, int64_t width, int64_t n) {
   if (units == 0 || width == 0) return 0;
   return directory_bytes(n, bitmap_words(ceil_div(units, n)));
 }

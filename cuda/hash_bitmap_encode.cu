@@ -103,8 +103,7 @@ cudaError_t launch_encode(const EncodeParams& params, cudaStream_t stream) {
 
 }  // namespace
 
-int64_t encode_scratch_bytes(int64_t size, int64_t width, int64_t element_bytes, int64_t capacity) {
-  static_cast<void>(capacity);
+int64_t encode_scratch_bytes(int64_t size, int64_t width, int64_t element_bytes) {
   if (size == 0 || width == 0) return 0;
   return compaction_bytes(1, ceil_div(size, units_per_chunk(width, element_bytes)));
 }

@@ -11,7 +11,7 @@
 namespace zen::cuda {
 
 // Scratch for one batch item; a batch needs `batch` times as much in one piece.
-int64_t encode_scratch_bytes(int64_t size, int64_t width, int64_t element_bytes, int64_t capacity);
+int64_t encode_scratch_bytes(int64_t size, int64_t width, int64_t element_bytes);
 
 // shard [batch, size, width] to words [batch, ceil(size / 32)], values [batch, capacity, width] and count [batch].
 // The first `capacity` non-zero units are written; values beyond min(count, capacity) are not. No two of the buffers

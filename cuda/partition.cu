@@ -144,8 +144,7 @@ cudaError_t launch_one_pass(const DenseParams& params, size_t shared_bytes, cuda
 
 }  // namespace
 
-int64_t partition_scratch_bytes(int64_t units, int64_t width, int64_t element_bytes, int64_t n, int64_t capacity) {
-  static_cast<void>(capacity);
+int64_t partition_scratch_bytes(int64_t units, int64_t width, int64_t element_bytes, int64_t n) {
   if (units == 0 || width == 0) return 0;
   const int64_t two_pass = two_pass_scratch_bytes(units, n);
   if (n > kMaxOnePassServers) return two_pass;

@@ -42,7 +42,6 @@ cudaError_t make_directory(const uint32_t* d_bitmaps, int64_t count, int64_t wor
   const int64_t state_bytes = directory_state_bytes(count, words);
   uint32_t* const scratch = static_cast<uint32_t*>(d_scratch);
   *directory = {d_bitmaps,
-                count,
                 words,
                 groups,
                 chunks,

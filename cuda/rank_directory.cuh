@@ -16,7 +16,6 @@ ZEN_HOST_DEVICE int64_t directory_groups(int64_t words) { return ceil_div(words,
 
 struct DirectoryParams {
   const uint32_t* bitmaps;  // [count, words]
-  int64_t count;
   int64_t words;
   int64_t groups;
   int64_t chunks;  // of one bitmap

@@ -21,14 +21,17 @@ class Scratch {
   using Bits = typename Params<Update>::Bits;
 
  public:
-  // For measuring, `base` is null.
+  // For measuring, `base` is any multiple of 16 but null, as SharedArena's.
   Scratch(void* base, int64_t batch, int64_t size, int64_t chunks, bool moves, Params<Update>* params)
       : base_(static_cast<unsigned char*>(base)) {
     const int64_t room = chunks > 0 ? size / kLoggedShare / 4 * 4 : 0;
     const int64_t per_item = ceil_div(size, PackChunk<Sum>::kPerBlock);
+    // The ties need none: their chunks are numbered with the list's.
+    for (CompactionParams* compaction : {&params->logging, &params->listing}) {
+      compaction->ticket = take<uint32_t>(kTicketBytes / sizeof(uint32_t));
+    }
     for (CompactionParams* compaction : {&params->logging, &params->ties, &params->listing}) {
       compaction->chunks = per_item;
-      compaction->ticket = take<uint32_t>(kTicketBytes / sizeof(uint32_t));
       compaction->states = take<uint32_t>(batch * per_item);
     }
     zeroed_bytes_ = used_;
@@ -103,7 +106,7 @@ cudaError_t run(Params<Update> params, cudaStream_t stream) {
 int64_t send_largest_scratch_bytes(int64_t size, int64_t element_bytes, int64_t chunks, bool moves) {
   const auto bytes = [&](auto update) {
     Params<decltype(update)> params = {};
-    return Scratch<decltype(update)>(nullptr, 1, size, chunks, moves, &params).bytes();
+    return Scratch<decltype(update)>(reinterpret_cast<void*>(16), 1, size, chunks, moves, &params).bytes();
   };
   return element_bytes == 8 ? bytes(Float64{}) : bytes(Float32{});
 }

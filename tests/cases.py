@@ -59,8 +59,12 @@ def sparse(rng, n, shape, density, dtype=np.float32, integers=True, by_row=True)
     return np.stack([choose(part[None], mask)[0] for part, mask in zip(stack, keep, strict=True)])
 
 
-def structured(n, shape, dtype=np.float32, integers=True):
-    """Name -> stack, for every structure of zeros: empty, full, skewed over workers, skewed over servers."""
+def structured(n, shape, dtype=np.float32, integers=True, *, servers=None, seed=0):
+    """Name -> stack, for every structure of zeros: empty, full, skewed over workers, skewed over servers.
+
+    There are as many servers as workers unless said otherwise.
+    """
+    servers = servers or n
     rng = np.random.default_rng([n, *shape])
     full = sparse(rng, n, shape, 1.0, dtype, integers)
     rows, elements = np.arange(_rows(shape)), np.arange(int(np.prod(shape)))
@@ -75,10 +79,10 @@ def structured(n, shape, dtype=np.float32, integers=True):
         "the same on every worker": np.repeat(full[:1], n, axis=0),
         "one hot row": _keep_rows(full, rows == len(rows) // 2),
         "one hot element": _keep_elements(full, elements == len(elements) // 2),
-        "every n-th row": _keep_rows(full, rows % n == 0),
-        "every n-th element": _keep_elements(full, elements % n == 0),
-        "the rows of one server": _keep_rows(full, oracle.server_of(rows, n) == n - 1),
-        "the elements of one server": _keep_elements(full, oracle.server_of(elements, n) == n - 1),
+        "every n-th row": _keep_rows(full, rows % servers == 0),
+        "every n-th element": _keep_elements(full, elements % servers == 0),
+        "the rows of one server": _keep_rows(full, oracle.server_of(rows, servers, seed) == servers - 1),
+        "the elements of one server": _keep_elements(full, oracle.server_of(elements, servers, seed) == servers - 1),
         "sparse rows": sparse(rng, n, shape, 0.1, dtype, integers),
         "sparse elements": sparse(rng, n, shape, 0.1, dtype, integers, by_row=False),
         "half of the elements": sparse(rng, n, shape, 0.5, dtype, integers, by_row=False),

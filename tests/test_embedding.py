@@ -176,6 +176,17 @@ def test_gradients_are_those_of_the_dense_path(ids):
     np.testing.assert_array_equal(gradients["head"], expected["head"])
 
 
+def test_keyword_arguments_reach_the_loss_alone():
+    def loss(params, ids, *, train):
+        assert train is True
+        return jnp.sum(embedding.lookup(params["table"], ids))
+
+    step = embedding.value_and_grad(loss, lambda ids: {"table": ids})
+    value, gradients = step({"table": jnp.asarray(TABLE)}, jnp.array([1, 2]), train=True)
+    np.testing.assert_allclose(value, TABLE[1:3].sum(), 1e-6)
+    assert gradients["table"].ids.tolist() == [1, 2]
+
+
 SPARSE = jax.jit(embedding.value_and_grad(tied_loss, tied_lookups, has_aux=True, padding_id={"tags": 0}))
 DENSE = jax.jit(jax.value_and_grad(tied_loss, has_aux=True))
 

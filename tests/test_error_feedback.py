@@ -207,3 +207,27 @@ def test_donated_state_is_not_copied():
 def test_bad_operands(make, message):
     with pytest.raises(ValueError, match=message):
         make(jnp.ones(5), jnp.zeros(5))
+
+
+@pytest.mark.parametrize("array", [False, True])
+@pytest.mark.parametrize(
+    ("least", "most", "message"),
+    [
+        (0, 3, "least=0 must be an integer of at least 1"),
+        (1, 6, "most=6 must be at most 5"),
+        (3, 2, "least=3 must be at most 2"),
+        (1.5, 2, "least=1.5 must be an integer"),
+    ],
+)
+def test_bounds_are_checked_where_they_are_known(least, most, message, array):
+    """Numbers and arrays, those of one beside a traced other too; traced ones nobody can look at."""
+    listed = functools.partial(zen.kernels.list_largest, room=2)
+    if array:
+        least, most = jnp.asarray(least), jnp.asarray(most)
+    for send in (zen.kernels.send_largest, listed):
+        with pytest.raises(ValueError, match=message):
+            send(jnp.ones(5), jnp.zeros(5), least, most)
+        with pytest.raises(ValueError, match="least=6 must be at most 5"):
+            jax.eval_shape(lambda most, send=send: send(jnp.ones(5), jnp.zeros(5), 6, most), jnp.int32(2))
+    over_shards = lambda g: zen.kernels.send_largest(g, g, 1, 10, model_axis="model")[0]  # noqa: E731
+    assert jax.vmap(over_shards, axis_name="model")(jnp.ones((2, 5))).shape == (2, 5)

@@ -49,6 +49,7 @@ def all_reduce(stack=GRADIENT, axis_name=harness.AXIS, **options):
         ({"capacity": -5}, ("capacity", "-5")),
         ({"capacity": 2.5}, ("capacity", "2.5")),
         ({"capacity": (4, 0)}, ("capacity", "0")),
+        ({"capacity": 2**31}, (f"capacity={2**31}", "at most 2**31 - 1")),
         ({"capacity": (None, 0)}, ("capacity", "0")),
         ({"push_format": "dense"}, ("push_format", "'dense'", "'coo'", "'auto'")),
         ({"pull_format": "auto"}, ("pull_format", "'auto'", "'hash_bitmap'", "'bitmap'")),
@@ -190,6 +191,8 @@ def test_derivative():
         (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 1, 1, -1, 1), ("r2=-1",)),
         (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 1, 1, 1, 0), ("k=0",)),
         (lambda: zen.kernels.hierarchical_hash(jnp.ones((4, 1), jnp.int32), 1, 1, 1, 1), ("indices", "(4, 1)")),
+        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4), 1, 1, 1, 1), ("indices", "float32", "integers")),
+        (lambda: zen.kernels.hierarchical_hash([1, 2], 1, 1, 1, 1), ("indices", "list", "jnp.asarray")),
     ],
 )
 def test_kernels(call, fragments):

@@ -75,7 +75,7 @@ def check(result, expected, name="", same=assert_same_bits):
 def test_integers_equal_psum_over_both_axes(mesh, op, check_vma):
     reference = {"sum": jax.lax.psum, "mean": jax.lax.pmean}[op]
     expected = on_mesh(lambda x: reference(x, AXES), *mesh, check_vma)
-    for name, flat in structured(mesh[0] * mesh[1], (31, 4)).items():
+    for name, flat in structured(mesh[0] * mesh[1], (31, 4), servers=mesh[0]).items():
         stack = by_device(flat, *mesh)
         check(all_reduce(*mesh, check_vma, op=op)(stack), np.asarray(expected(stack)), name)
 
@@ -83,7 +83,7 @@ def test_integers_equal_psum_over_both_axes(mesh, op, check_vma):
 @pytest.mark.parametrize("scheme", zen.schemes.names())
 def test_random_floats_sum_by_device_then_by_machine(scheme):
     across = oracle.recursive_doubling if scheme == "sparcml" else oracle.ordered_sum
-    for name, flat in structured(N * K, (31, 4), integers=False).items():
+    for name, flat in structured(N * K, (31, 4), integers=False, servers=N).items():
         stack = by_device(flat)
         check(all_reduce(scheme=scheme)(stack), expected_sum(stack, N * K, across), name)
 
@@ -131,7 +131,7 @@ def test_any_gradient(seed, density, by_row):
     ids=str,
 )
 def test_options_change_no_bit(options):
-    for name, flat in structured(N * K, (31, 4), integers=False).items():
+    for name, flat in structured(N * K, (31, 4), integers=False, servers=N).items():
         stack = by_device(flat)
         check(all_reduce(scheme="zen", **options)(stack), expected_sum(stack, N * K), name)
 

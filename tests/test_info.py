@@ -12,6 +12,8 @@ from cases import sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import zen_jax as zen
+from zen_jax.info import make_info
 from zen_jax.schemes.agsparse import sparse_limit
 from zen_jax.schemes.ladder import ladder, rounds
 
@@ -135,6 +137,23 @@ def test_rounds(planned):
     fullest = np.array([0, 1, 29, 30, 31, 90, 91, 2**31 - 1], np.int32)
     expected = np.maximum(-(-fullest.astype(np.int64) // planned), 1).astype(np.float32)
     np.testing.assert_array_equal(jax.jit(lambda count: rounds(count, planned))(fullest), expected)
+
+
+def test_total_averages_the_densities_that_were_counted():
+    """Fused leaves count none, whatever they weigh; a sparse scheme that went dense has counted."""
+    fused = make_info(dense_taken=1.0, bytes_dense=900.0)
+    infos = {
+        "empty": make_info(bytes_dense=100.0),
+        "sparse": make_info(bytes_dense=100.0, density=0.25, density_reduced=0.5),
+        "went dense": make_info(bytes_dense=100.0, density=0.5, density_reduced=1.0, dense_taken=1.0),
+        "(fused)": fused,
+    }
+    whole = zen.total(infos)
+    np.testing.assert_allclose((whole.density, whole.density_reduced), (0.25, 0.5))
+    np.testing.assert_allclose((whole.dense_taken, whole.bytes_dense), (1000 / 1200, 1200))
+    for others in (infos.values(), iter(infos.values())):
+        np.testing.assert_array_equal(zen.total(others), whole)
+    assert (zen.total([fused, fused]).density, zen.total({}).density) == (0, 0)
 
 
 @pytest.mark.parametrize("planned", [None, 30])

@@ -239,6 +239,7 @@ def test_calibrate(monkeypatch):
     levels = zen.calibrate(jax.make_mesh((2, 4), ("machines", "devices")), "machines", "devices")
     assert (levels.hosts, levels.devices_per_host, set(levels.collectives)) == (2, 4, set(COLLECTIVES))
     assert levels.intra_gbps > 0
+    assert zen.calibrate(jax.make_mesh((2, 2), ("replica", "data")), ("replica", "data")).workers == 4
     with pytest.raises(ValueError, match="axis_name"):
         zen.calibrate(harness.mesh(2), axis_name="nobody")
 

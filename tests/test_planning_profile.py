@@ -7,6 +7,7 @@ import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import oracle
 import pytest
 from cases import sparse
@@ -195,7 +196,8 @@ def test_live_beside_a_model_axis():
     jax.jit(jax.shard_map(worker, mesh=mesh, **specs))(shards)
     profile = profiler.profile()
     assert profile.steps == 1 and profile.leaves[""].at("row", 2).nonzero == 800
-    reports = list(profiler._reports.values())
+    [of_group] = profiler._reports.values()
+    reports = list(of_group.values())
     assert len(reports) == 4
     for report in reports[1:]:
         jax.tree.map(np.testing.assert_array_equal, report, reports[0])
@@ -211,6 +213,47 @@ def test_info_beside_a_model_axis_is_of_the_largest_shard(check_vma):
     specs = {"in_specs": PartitionSpec(harness.AXIS, "model"), "out_specs": PartitionSpec()}
     state = jax.jit(jax.shard_map(worker, mesh=mesh, check_vma=check_vma, **specs))(shards)
     assert float(state.info[""].density) == 16 / 64
+
+
+def test_live_in_parts():
+    """Several `synchronize` share a profiler: it has all their leaves, and a step of all of them is one step."""
+    n, rng = 2, np.random.default_rng(0)
+    gradients = {name: sparse(rng, n, (4096, 64), 0.05) for name in ("encoder", "decoder")}
+    profiler = zen.Profiler()
+    part = zen.synchronize(harness.AXIS, plan=profiler, scheme="dense", seed=SEED)
+    transform = optax.partition({"a": part, "b": part}, {"encoder": "a", "decoder": "b"})
+    state = transform.init(jax.tree.map(lambda g: jnp.zeros(g.shape[1:]), gradients))
+    step = harness.spmd(lambda g: transform.update(g, state)[0], "vmap", n)
+    for _ in range(2):
+        step(gradients)
+    assert profiler.steps == 2
+    stacked = zen.profile(*[jax.tree.map(jnp.asarray, gradients)] * 2, seed=SEED)
+    assert profiler.profile() == stacked
+    harness.spmd(lambda g: part.update({"head": g}, None)[0], "vmap", n).lower(gradients["encoder"])
+    assert profiler.steps == 0
+    with pytest.raises(ValueError, match="no step that synchronises head"):
+        profiler.profile()
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "message"),
+    [
+        ((3, 9, 4), {}, "n=2, seed=0, dense_below=0, but is to watch n=3, seed=0"),
+        ((2, 9, 4), {"seed": 1}, "is to watch n=2, seed=1"),
+        ((2, 9, 4), {"dense_below": 8}, "is to watch n=2, seed=0, dense_below=8. Use another"),
+        ((2, 9, 5), {}, r"watched 'w' of float32\[9, 4\], but now it is float32\[9, 5\]. Use another"),
+    ],
+)
+def test_a_profiler_is_for_one_tree_on_one_axis(shape, options, message):
+    profiler = zen.Profiler()
+
+    def observe(shape, **options):
+        transform = zen.synchronize(harness.AXIS, plan=profiler, scheme="dense", **{"dense_below": 0} | options)
+        jax.eval_shape(jax.vmap(lambda g: transform.update({"w": g}, None)[0], axis_name=harness.AXIS), jnp.ones(shape))
+
+    observe((2, 9, 4))
+    with pytest.raises(ValueError, match=message):
+        observe(shape, **options)
 
 
 def test_profiler_without_steps():

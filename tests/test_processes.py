@@ -14,6 +14,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("orbax.checkpoint")
 pytest.importorskip("tqdm")
 
+import jax
 import jax.numpy as jnp
 import kills
 import numpy as np
@@ -22,7 +23,7 @@ from examples.common import launch
 from examples.common.errors import BadInput
 from examples.common.rank import Rank, rank_from
 from examples.common.watch import Watch
-from zen_jax import Cluster, profile
+from zen_jax import Cluster, agreement, check_agreement, profile
 from zen_jax.agreement import describe, differences
 
 ROOT = Path(__file__).parents[1]
@@ -161,6 +162,16 @@ def test_a_run_that_was_killed_and_stuck_ends_with_the_losses_of_one_that_was_no
 
 
 @pytest.mark.multiprocess
+def test_one_process_told_to_end_has_all_keep_a_checkpoint_of_one_step(tmp_path):
+    with kills.Run(tmp_path, 2, "--steps", "100000") as run:
+        run.wait_for(1)
+        run.processes[1].terminate()
+        assert [code for code, _ in run.ends().values()] == [128 + signal.SIGTERM] * 2
+    steps = len(kills.losses(run.log))
+    assert [path.name for path in (tmp_path / "zen" / "checkpoints").iterdir()] == [str(steps)]
+
+
+@pytest.mark.multiprocess
 def test_workers_started_with_another_seed_end_before_they_train(tmp_path):
     with kills.Run(tmp_path, 3, own={1: ["--seed", "7"]}) as run:
         for code, errors in run.ends().values():
@@ -214,6 +225,36 @@ def test_processes_that_disagree_all_learn_about_what():
         ):
             assert line in output
         assert "zen_jax" not in output
+
+
+class Torn:
+    def to_json(self):
+        raise RuntimeError("torn")
+
+
+def test_a_value_that_fails_on_one_process_is_a_difference(monkeypatch):
+    """One that raised before the processes have met would leave the others waiting."""
+
+    def lowering():
+        raise ValueError("no such kernels")
+
+    def gather(text):
+        sound = text.replace(b"RuntimeError: torn", b"1").replace(b"ValueError: no such kernels", b"C++")
+        return [text, sound if text.startswith(b"{") else b"another digest"]
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(agreement, "_lowering", lowering)
+    monkeypatch.setattr(agreement, "_gather", gather)
+    with pytest.raises(ValueError) as raised:
+        check_agreement(plan=Torn())
+    for line in (
+        "plan is RuntimeError: torn on process 0, but 1 on process 1",
+        "kernels is ValueError: no such kernels on process 0, but C++ on process 1",
+    ):
+        assert line in str(raised.value)
+    monkeypatch.setattr(agreement, "_gather", lambda text: [text, text])
+    with pytest.raises(ValueError, match="no such kernels"):
+        check_agreement(plan=Torn())
 
 
 def test_values_are_compared_by_what_they_are():

@@ -111,7 +111,7 @@ def test_keyword_arguments_that_are_no_arrays_stay_what_they_are():
 def test_info():
     step = jax.jit(zen.value_and_grad(loss, mesh=mesh_of(), return_info=True))
     _, _, info = step(PARAMS, TOKENS, TARGETS)
-    assert float(zen.total(list(info.values())).bytes_dense) > 0
+    assert float(zen.total(info).bytes_dense) > 0
 
 
 def test_plan():
@@ -150,6 +150,16 @@ def test_lookups_make_gradients_row_sparse(axis_type):
 def test_lookups_are_of_the_first_argument():
     with pytest.raises(ValueError, match=r"argnums=\(0, 1\), but lookups are of argument 0"):
         zen.value_and_grad(loss, (0, 1), mesh=mesh_of(), lookups=lambda *batch: {})
+
+
+def test_several_axes():
+    """As a tuple, which `all_reduce` and `synchronize` take too."""
+    axes = ("replica", "data")
+    mesh = jax.make_mesh((2, 2), axes, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    step = zen.value_and_grad(loss, mesh=mesh, axis_name=axes, scheme="zen", dense_below=0)
+    assert_close(jax.jit(step)(PARAMS, TOKENS, TARGETS), jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS))
+    with pytest.raises(ValueError, match=r"axis_name='model' is unknown\. Use one of 'replica', 'data'"):
+        zen.value_and_grad(loss, mesh=mesh, axis_name=("replica", "model"))
 
 
 def test_one_device():

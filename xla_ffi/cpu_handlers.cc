@@ -1,11 +1,12 @@
 // XLA FFI handlers of the CPU kernels.
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <thread>
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
-#include "xla_ffi/bind_largest.h"
+#include "xla_ffi/attributes.h"
 #include "xla_ffi/cpu/aggregate.h"
 #include "xla_ffi/cpu/error_feedback.h"
 #include "xla_ffi/cpu/hash_bitmap_decode.h"
@@ -20,13 +21,27 @@
 #include "xla_ffi/shapes.h"
 
 namespace zen {
+
+// XLA's, as a type of our own: a later XLA may come with a binding of its own type.
+struct Pool : xla::ffi::ThreadPool {
+  Pool(xla::ffi::ThreadPool pool) : ThreadPool(pool) {}  // NOLINT
+};
+
+}  // namespace zen
+
+template <>
+struct xla::ffi::CtxBinding<zen::Pool> {
+  using Ctx = ThreadPool;
+};
+
+namespace zen {
 namespace {
 
 // Runs a kernel on XLA's pool; running out of memory becomes an error.
 template <typename Kernel>
-ffi::Error launch(ffi::ThreadPool pool, Kernel&& kernel) {
+ffi::Error launch(Pool pool, Kernel&& kernel) {
   const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
-  const PoolParallel<ffi::ThreadPool> parallel(pool, std::min(pool.num_threads() + 1, cores));
+  const PoolParallel<Pool> parallel(pool, std::min(pool.num_threads() + 1, cores));
   try {
     kernel(Context{chosen_isa(), parallel});
   } catch (const std::exception& error) {
@@ -62,57 +77,56 @@ void with_float(ffi::DataType type, Kernel&& kernel) {
   }
 }
 
-ffi::Error partition_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, Result positions, Result values, Result counts,
-                             uint32_t seed) {
+ffi::Error partition_handler(Pool pool, ffi::AnyBuffer x, Result positions, Result values, Result counts,
+                             attr::Seed seed) {
   const auto problem = check_partition(x, *positions, *values, *counts);
   if (problem.has_error()) return problem.error();
   return launch(pool, [&](const Context& context) {
     with_bits(x.element_type(), [&](auto bits) {
       using Bits = decltype(bits);
-      partition(*problem, data<const Bits>(x), seed, data<int32_t>(*positions), data<Bits>(*values),
+      partition(*problem, data<const Bits>(x), *seed, data<int32_t>(*positions), data<Bits>(*values),
                 data<int32_t>(*counts), context);
     });
   });
 }
 
-ffi::Error partition_coo_handler(ffi::ThreadPool pool, ffi::AnyBuffer indices, ffi::AnyBuffer values,
-                                 ffi::AnyBuffer count, Result positions, Result bucket_values, Result counts,
-                                 uint32_t seed) {
+ffi::Error partition_coo_handler(Pool pool, ffi::AnyBuffer indices, ffi::AnyBuffer values, ffi::AnyBuffer count,
+                                 Result positions, Result bucket_values, Result counts, attr::Seed seed) {
   const auto problem = check_partition_coo(indices, values, count, *positions, *bucket_values, *counts);
   if (problem.has_error()) return problem.error();
   return launch(pool, [&](const Context& context) {
     with_bits(values.element_type(), [&](auto bits) {
       using Bits = decltype(bits);
-      partition_coo(*problem, data<const int32_t>(indices), data<const Bits>(values), data<const int32_t>(count), seed,
+      partition_coo(*problem, data<const int32_t>(indices), data<const Bits>(values), data<const int32_t>(count), *seed,
                     data<int32_t>(*positions), data<Bits>(*bucket_values), data<int32_t>(*counts), context);
     });
   });
 }
 
-ffi::Error unique_ids_handler(ffi::ThreadPool pool, ffi::AnyBuffer ids, Result unique, Result slots, Result count,
-                              int32_t unused) {
+ffi::Error unique_ids_handler(Pool pool, ffi::AnyBuffer ids, Result unique, Result slots, Result count,
+                              attr::Fill fill) {
   const auto problem = check_unique_ids(ids, *unique, *slots, *count);
   if (problem.has_error()) return problem.error();
   return launch(pool, [&](const Context& context) {
-    unique_ids(*problem, data<const int32_t>(ids), unused, data<int32_t>(*unique), data<int32_t>(*slots),
+    unique_ids(*problem, data<const int32_t>(ids), *fill, data<int32_t>(*unique), data<int32_t>(*slots),
                data<int32_t>(*count), context);
   });
 }
 
-ffi::Error aggregate_handler(ffi::ThreadPool pool, ffi::AnyBuffer positions, ffi::AnyBuffer values,
-                             ffi::AnyBuffer counts, Result shard, int64_t divisor) {
-  const auto problem = check_aggregate(positions, values, counts, divisor, *shard);
+ffi::Error aggregate_handler(Pool pool, ffi::AnyBuffer positions, ffi::AnyBuffer values, ffi::AnyBuffer counts,
+                             Result shard, attr::Divisor divisor) {
+  const auto problem = check_aggregate(positions, values, counts, *divisor, *shard);
   if (problem.has_error()) return problem.error();
   return launch(pool, [&](const Context& context) {
     with_float(values.element_type(), [&](auto element) {
       using T = decltype(element);
-      aggregate(*problem, data<const int32_t>(positions), data<const T>(values), data<const int32_t>(counts), divisor,
+      aggregate(*problem, data<const int32_t>(positions), data<const T>(values), data<const int32_t>(counts), *divisor,
                 data<T>(*shard), context);
     });
   });
 }
 
-ffi::Error encode_handler(ffi::ThreadPool pool, ffi::AnyBuffer shard, Result words, Result values, Result count) {
+ffi::Error encode_handler(Pool pool, ffi::AnyBuffer shard, Result words, Result values, Result count) {
   const auto problem = check_encode(shard, *words, *values, *count);
   if (problem.has_error()) return problem.error();
   return launch(pool, [&](const Context& context) {
@@ -124,25 +138,24 @@ ffi::Error encode_handler(ffi::ThreadPool pool, ffi::AnyBuffer shard, Result wor
   });
 }
 
-ffi::Error decode_handler(ffi::ThreadPool pool, ffi::AnyBuffer words, ffi::AnyBuffer values, Result out,
-                          uint32_t seed) {
+ffi::Error decode_handler(Pool pool, ffi::AnyBuffer words, ffi::AnyBuffer values, Result out, attr::Seed seed) {
   const auto problem = check_decode(words, values, *out);
   if (problem.has_error()) return problem.error();
   return launch(pool, [&](const Context& context) {
     with_bits(values.element_type(), [&](auto bits) {
       using Bits = decltype(bits);
-      hash_bitmap_decode(*problem, data<const uint32_t>(words), data<const Bits>(values), seed, data<Bits>(*out),
+      hash_bitmap_decode(*problem, data<const uint32_t>(words), data<const Bits>(values), *seed, data<Bits>(*out),
                          context);
     });
   });
 }
 
-ffi::Error hierarchical_hash_handler(ffi::ThreadPool pool, ffi::AnyBuffer indices, Result memory, Result counts,
-                                     Result overflow, int64_t n, int64_t r1, int64_t r2, int64_t k, uint32_t seed) {
-  const auto problem = check_hierarchical_hash(indices, n, r1, r2, k, *memory, *counts, *overflow);
+ffi::Error hierarchical_hash_handler(Pool pool, ffi::AnyBuffer indices, Result memory, Result counts, Result overflow,
+                                     attr::N n, attr::R1 r1, attr::R2 r2, attr::K k, attr::Seed seed) {
+  const auto problem = check_hierarchical_hash(indices, *n, *r1, *r2, *k, *memory, *counts, *overflow);
   if (problem.has_error()) return problem.error();
   return launch(pool, [&](const Context& context) {
-    hierarchical_hash(*problem, data<const uint32_t>(indices), seed, data<uint32_t>(*memory), data<int32_t>(*counts),
+    hierarchical_hash(*problem, data<const uint32_t>(indices), *seed, data<uint32_t>(*memory), data<int32_t>(*counts),
                       data<int32_t>(*overflow), context);
   });
 }
@@ -169,29 +182,28 @@ void set_velocity(FeedbackArrays<Update>& arrays, ffi::AnyBuffer velocity, Resul
   arrays.new_velocity = data<T>(*new_velocity);
 }
 
-ffi::Error send_largest_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual,
-                                ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, int64_t rank,
-                                double momentum, int64_t chunks, Result sent, Result new_residual,
-                                Result new_velocity) {
-  const auto problem = check_send_largest(update, rank, residual, velocity, scale, bounds, chunks, *sent, *new_residual,
-                                          *new_velocity);
+ffi::Error send_largest_handler(Pool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual, ffi::AnyBuffer velocity,
+                                ffi::AnyBuffer scale, ffi::AnyBuffer bounds, Result sent, Result new_residual,
+                                Result new_velocity, attr::Rank rank, attr::Momentum momentum, attr::Chunks chunks) {
+  const auto problem = check_send_largest(update, *rank, residual, velocity, scale, bounds, *chunks, *sent,
+                                          *new_residual, *new_velocity);
   if (problem.has_error()) return problem.error();
   return launch(pool, [&](const Context& context) {
     with_float(update.element_type(), [&](auto element) {
       using T = Accumulator<decltype(element)>;
       auto arrays = arrays_of<decltype(element)>(update, residual, sent, new_residual);
       set_velocity(arrays, velocity, new_velocity);
-      send_largest(*problem, arrays, data<const LargestBounds>(bounds), data<const T>(scale), momentum, chunks,
+      send_largest(*problem, arrays, data<const LargestBounds>(bounds), data<const T>(scale), *momentum, *chunks,
                    context);
     });
   });
 }
 
-ffi::Error list_largest_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual,
-                                ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, int64_t rank,
-                                double momentum, int64_t chunks, Result indices, Result values, Result count,
-                                Result new_residual, Result new_velocity) {
-  const auto problem = check_list_largest(update, rank, residual, velocity, scale, bounds, chunks, *indices, *values,
+ffi::Error list_largest_handler(Pool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual, ffi::AnyBuffer velocity,
+                                ffi::AnyBuffer scale, ffi::AnyBuffer bounds, Result indices, Result values,
+                                Result count, Result new_residual, Result new_velocity, attr::Rank rank,
+                                attr::Momentum momentum, attr::Chunks chunks) {
+  const auto problem = check_list_largest(update, *rank, residual, velocity, scale, bounds, *chunks, *indices, *values,
                                           *count, *new_residual, *new_velocity);
   if (problem.has_error()) return problem.error();
   const int64_t room = indices->dimensions().back();
@@ -202,154 +214,49 @@ ffi::Error list_largest_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi
       arrays.list = {data<int32_t>(*indices), data<Update>(*values), data<int32_t>(*count), room};
       set_velocity(arrays, velocity, new_velocity);
       send_largest(*problem, arrays, data<const LargestBounds>(bounds), data<const Accumulator<Update>>(scale),
-                   momentum, chunks, context);
+                   *momentum, *chunks, context);
     });
   });
 }
 
-ffi::Error send_drawn_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual, ffi::AnyBuffer step,
-                              Result sent, Result new_residual, int64_t rank, int64_t k) {
-  const auto problem = check_send_drawn(update, rank, residual, step, k, *sent, *new_residual);
+ffi::Error send_drawn_handler(Pool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual, ffi::AnyBuffer step,
+                              Result sent, Result new_residual, attr::Rank rank, attr::K k) {
+  const auto problem = check_send_drawn(update, *rank, residual, step, *k, *sent, *new_residual);
   if (problem.has_error()) return problem.error();
   return launch(pool, [&](const Context& context) {
     with_float(update.element_type(), [&](auto element) {
       const auto arrays = arrays_of<decltype(element)>(update, residual, sent, new_residual);
-      send_drawn(*problem, arrays, data<const uint32_t>(step), k, context);
+      send_drawn(*problem, arrays, data<const uint32_t>(step), *k, context);
     });
   });
 }
 
-ffi::Error send_reaching_handler(ffi::ThreadPool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual, Result sent,
-                                 Result new_residual, int64_t rank, uint64_t key) {
-  const auto problem = check_send_reaching(update, rank, residual, *sent, *new_residual);
+ffi::Error send_reaching_handler(Pool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual, Result sent,
+                                 Result new_residual, attr::Rank rank, attr::Key key) {
+  const auto problem = check_send_reaching(update, *rank, residual, *sent, *new_residual);
   if (problem.has_error()) return problem.error();
   return launch(pool, [&](const Context& context) {
     with_float(update.element_type(), [&](auto element) {
-      send_reaching(*problem, arrays_of<decltype(element)>(update, residual, sent, new_residual), key, context);
+      send_reaching(*problem, arrays_of<decltype(element)>(update, residual, sent, new_residual), *key, context);
     });
   });
 }
 
 }  // namespace
-}  // namespace zen
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenPartition, zen::partition_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()   // x
-                                  .Ret<xla::ffi::AnyBuffer>()   // positions
-                                  .Ret<xla::ffi::AnyBuffer>()   // values
-                                  .Ret<xla::ffi::AnyBuffer>()   // counts
-                                  .Attr<uint32_t>("seed"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenPartitionCoo, zen::partition_coo_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()   // indices
-                                  .Arg<xla::ffi::AnyBuffer>()   // values
-                                  .Arg<xla::ffi::AnyBuffer>()   // count
-                                  .Ret<xla::ffi::AnyBuffer>()   // positions
-                                  .Ret<xla::ffi::AnyBuffer>()   // bucket_values
-                                  .Ret<xla::ffi::AnyBuffer>()   // counts
-                                  .Attr<uint32_t>("seed"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenUniqueIds, zen::unique_ids_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()   // ids
-                                  .Ret<xla::ffi::AnyBuffer>()   // unique
-                                  .Ret<xla::ffi::AnyBuffer>()   // slots
-                                  .Ret<xla::ffi::AnyBuffer>()   // count
-                                  .Attr<int32_t>("unused"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenAggregate, zen::aggregate_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()   // positions
-                                  .Arg<xla::ffi::AnyBuffer>()   // values
-                                  .Arg<xla::ffi::AnyBuffer>()   // counts
-                                  .Ret<xla::ffi::AnyBuffer>()   // shard
-                                  .Attr<int64_t>("divisor"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHashBitmapEncode, zen::encode_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()   // shard
-                                  .Ret<xla::ffi::AnyBuffer>()   // words
-                                  .Ret<xla::ffi::AnyBuffer>()   // values
-                                  .Ret<xla::ffi::AnyBuffer>());  // count
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHashBitmapDecode, zen::decode_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()   // words
-                                  .Arg<xla::ffi::AnyBuffer>()   // values
-                                  .Ret<xla::ffi::AnyBuffer>()   // out
-                                  .Attr<uint32_t>("seed"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHierarchicalHash, zen::hierarchical_hash_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()   // indices
-                                  .Ret<xla::ffi::AnyBuffer>()   // memory
-                                  .Ret<xla::ffi::AnyBuffer>()   // counts
-                                  .Ret<xla::ffi::AnyBuffer>()   // overflow
-                                  .Attr<int64_t>("n")
-                                  .Attr<int64_t>("r1")
-                                  .Attr<int64_t>("r2")
-                                  .Attr<int64_t>("k")
-                                  .Attr<uint32_t>("seed"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendLargest, zen::send_largest_handler,
-                              zen::bind_largest<xla::ffi::ThreadPool>()
-                                  .Ret<xla::ffi::AnyBuffer>()   // sent
-                                  .Ret<xla::ffi::AnyBuffer>()   // new_residual
-                                  .Ret<xla::ffi::AnyBuffer>());  // new_velocity
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenListLargest, zen::list_largest_handler,
-                              zen::bind_largest<xla::ffi::ThreadPool>()
-                                  .Ret<xla::ffi::AnyBuffer>()   // indices
-                                  .Ret<xla::ffi::AnyBuffer>()   // values
-                                  .Ret<xla::ffi::AnyBuffer>()   // count
-                                  .Ret<xla::ffi::AnyBuffer>()   // new_residual
-                                  .Ret<xla::ffi::AnyBuffer>());  // new_velocity
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendDrawn, zen::send_drawn_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()   // update
-                                  .Arg<xla::ffi::AnyBuffer>()   // residual
-                                  .Arg<xla::ffi::AnyBuffer>()   // step
-                                  .Ret<xla::ffi::AnyBuffer>()   // sent
-                                  .Ret<xla::ffi::AnyBuffer>()   // new_residual
-                                  .Attr<int64_t>("rank")
-                                  .Attr<int64_t>("k"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendReaching, zen::send_reaching_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()   // update
-                                  .Arg<xla::ffi::AnyBuffer>()   // residual
-                                  .Ret<xla::ffi::AnyBuffer>()   // sent
-                                  .Ret<xla::ffi::AnyBuffer>()   // new_residual
-                                  .Attr<int64_t>("rank")
-                                  .Attr<uint64_t>("key"));
-
-namespace zen {
 
 const std::vector<Registration>& registrations() {
   static const auto* const table = new std::vector<Registration>{
-      {"zen_partition", ZenPartition},
-      {"zen_partition_coo", ZenPartitionCoo},
-      {"zen_unique_ids", ZenUniqueIds},
-      {"zen_aggregate", ZenAggregate},
-      {"zen_hash_bitmap_encode", ZenHashBitmapEncode},
-      {"zen_hash_bitmap_decode", ZenHashBitmapDecode},
-      {"zen_hierarchical_hash", ZenHierarchicalHash},
-      {"zen_send_largest", ZenSendLargest},
-      {"zen_list_largest", ZenListLargest},
-      {"zen_send_drawn", ZenSendDrawn},
-      {"zen_send_reaching", ZenSendReaching},
+      {"zen_partition", call<partition_handler>},
+      {"zen_partition_coo", call<partition_coo_handler>},
+      {"zen_unique_ids", call<unique_ids_handler>},
+      {"zen_aggregate", call<aggregate_handler>},
+      {"zen_hash_bitmap_encode", call<encode_handler>},
+      {"zen_hash_bitmap_decode", call<decode_handler>},
+      {"zen_hierarchical_hash", call<hierarchical_hash_handler>},
+      {"zen_send_largest", call<send_largest_handler>},
+      {"zen_list_largest", call<list_largest_handler>},
+      {"zen_send_drawn", call<send_drawn_handler>},
+      {"zen_send_reaching", call<send_reaching_handler>},
   };
   return *table;
 }

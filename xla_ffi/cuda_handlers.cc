@@ -14,9 +14,14 @@
 #include "cuda/partition_coo.h"
 #include "cuda/send_largest.h"
 #include "xla/ffi/api/ffi.h"
-#include "xla_ffi/bind_largest.h"
+#include "xla_ffi/attributes.h"
 #include "xla_ffi/registration.h"
 #include "xla_ffi/shapes.h"
+
+template <>
+struct xla::ffi::CtxBinding<cudaStream_t> {
+  using Ctx = PlatformStream<cudaStream_t>;
+};
 
 namespace zen {
 namespace {
@@ -40,20 +45,20 @@ ffi::Error status(const char* target, cudaError_t error) {
 }
 
 ffi::Error partition_handler(cudaStream_t stream, ffi::AnyBuffer x, Result positions, Result values, Result counts,
-                             Result scratch, uint32_t seed) {
+                             Result scratch, attr::Seed seed) {
   const auto problem = check_partition(x, *positions, *values, *counts);
   if (problem.has_error()) return problem.error();
-  const int64_t bytes = cuda::partition_scratch_bytes(problem->units, problem->width, ffi::ByteWidth(x.element_type()),
-                                                      problem->n, problem->capacity);
+  const int64_t bytes =
+      cuda::partition_scratch_bytes(problem->units, problem->width, ffi::ByteWidth(x.element_type()), problem->n);
   if (ffi::Error error = check_scratch("zen_partition", *scratch, problem->batch, bytes); error.failure()) return error;
   return status("zen_partition",
-                cuda::partition(*problem, element(x), seed, x.untyped_data(), data<int32_t>(*positions),
+                cuda::partition(*problem, element(x), *seed, x.untyped_data(), data<int32_t>(*positions),
                                 values->untyped_data(), data<int32_t>(*counts), scratch->untyped_data(), stream));
 }
 
 ffi::Error partition_coo_handler(cudaStream_t stream, ffi::AnyBuffer indices, ffi::AnyBuffer values,
                                  ffi::AnyBuffer count, Result positions, Result bucket_values, Result counts,
-                                 Result scratch, uint32_t seed) {
+                                 Result scratch, attr::Seed seed) {
   const auto problem = check_partition_coo(indices, values, count, *positions, *bucket_values, *counts);
   if (problem.has_error()) return problem.error();
   const int64_t bytes = cuda::partition_coo_scratch_bytes(problem->units, problem->n);
@@ -61,33 +66,33 @@ ffi::Error partition_coo_handler(cudaStream_t stream, ffi::AnyBuffer indices, ff
     return error;
   }
   return status("zen_partition_coo",
-                cuda::partition_coo(*problem, element(values), seed, data<const int32_t>(indices),
+                cuda::partition_coo(*problem, element(values), *seed, data<const int32_t>(indices),
                                     values.untyped_data(), data<const int32_t>(count), data<int32_t>(*positions),
                                     bucket_values->untyped_data(), data<int32_t>(*counts), scratch->untyped_data(),
                                     stream));
 }
 
 ffi::Error aggregate_handler(cudaStream_t stream, ffi::AnyBuffer positions, ffi::AnyBuffer values,
-                             ffi::AnyBuffer counts, Result shard, int64_t divisor) {
-  const auto problem = check_aggregate(positions, values, counts, divisor, *shard);
+                             ffi::AnyBuffer counts, Result shard, attr::Divisor divisor) {
+  const auto problem = check_aggregate(positions, values, counts, *divisor, *shard);
   if (problem.has_error()) return problem.error();
   return status("zen_aggregate",
-                cuda::aggregate(*problem, element(values), divisor, data<const int32_t>(positions),
+                cuda::aggregate(*problem, element(values), *divisor, data<const int32_t>(positions),
                                 values.untyped_data(), data<const int32_t>(counts), shard->untyped_data(), stream));
 }
 
 ffi::Error aggregate_encode_handler(cudaStream_t stream, ffi::AnyBuffer positions, ffi::AnyBuffer values,
                                     ffi::AnyBuffer counts, Result words, Result units, Result count, Result scratch,
-                                    int64_t divisor, int64_t size) {
-  const auto problem = check_aggregate_encode(positions, values, counts, divisor, size, *words, *units, *count);
+                                    attr::Divisor divisor, attr::Size size) {
+  const auto problem = check_aggregate_encode(positions, values, counts, *divisor, *size, *words, *units, *count);
   if (problem.has_error()) return problem.error();
   const int64_t bytes =
-      cuda::aggregate_encode_scratch_bytes(size, problem->width, ffi::ByteWidth(values.element_type()));
+      cuda::aggregate_encode_scratch_bytes(*size, problem->width, ffi::ByteWidth(values.element_type()));
   if (ffi::Error error = check_scratch("zen_aggregate_encode", *scratch, problem->batch, bytes); error.failure()) {
     return error;
   }
   return status("zen_aggregate_encode",
-                cuda::aggregate_encode(*problem, element(values), divisor, data<const int32_t>(positions),
+                cuda::aggregate_encode(*problem, element(values), *divisor, data<const int32_t>(positions),
                                        values.untyped_data(), data<const int32_t>(counts), data<uint32_t>(*words),
                                        units->untyped_data(), data<int32_t>(*count), scratch->untyped_data(), stream));
 }
@@ -96,8 +101,7 @@ ffi::Error encode_handler(cudaStream_t stream, ffi::AnyBuffer shard, Result word
                           Result scratch) {
   const auto problem = check_encode(shard, *words, *values, *count);
   if (problem.has_error()) return problem.error();
-  const int64_t bytes = cuda::encode_scratch_bytes(problem->size, problem->width, ffi::ByteWidth(shard.element_type()),
-                                                   problem->capacity);
+  const int64_t bytes = cuda::encode_scratch_bytes(problem->size, problem->width, ffi::ByteWidth(shard.element_type()));
   if (ffi::Error error = check_scratch("zen_hash_bitmap_encode", *scratch, problem->batch, bytes); error.failure()) {
     return error;
   }
@@ -108,25 +112,25 @@ ffi::Error encode_handler(cudaStream_t stream, ffi::AnyBuffer shard, Result word
 }
 
 ffi::Error decode_handler(cudaStream_t stream, ffi::AnyBuffer words, ffi::AnyBuffer values, Result out, Result scratch,
-                          uint32_t seed) {
+                          attr::Seed seed) {
   const auto problem = check_decode(words, values, *out);
   if (problem.has_error()) return problem.error();
-  const int64_t bytes = cuda::decode_scratch_bytes(
-      problem->units, problem->width, ffi::ByteWidth(values.element_type()), problem->n, problem->capacity);
+  const int64_t bytes = cuda::decode_scratch_bytes(problem->units, problem->width, problem->n);
   if (ffi::Error error = check_scratch("zen_hash_bitmap_decode", *scratch, problem->batch, bytes); error.failure()) {
     return error;
   }
   return status("zen_hash_bitmap_decode",
-                cuda::hash_bitmap_decode(*problem, element(values), seed, data<const uint32_t>(words),
+                cuda::hash_bitmap_decode(*problem, element(values), *seed, data<const uint32_t>(words),
                                          values.untyped_data(), out->untyped_data(), scratch->untyped_data(), stream));
 }
 
 ffi::Error hierarchical_hash_handler(cudaStream_t stream, ffi::AnyBuffer indices, Result memory, Result counts,
-                                     Result overflow, int64_t n, int64_t r1, int64_t r2, int64_t k, uint32_t seed) {
-  const auto problem = check_hierarchical_hash(indices, n, r1, r2, k, *memory, *counts, *overflow);
+                                     Result overflow, attr::N n, attr::R1 r1, attr::R2 r2, attr::K k,
+                                     attr::Seed seed) {
+  const auto problem = check_hierarchical_hash(indices, *n, *r1, *r2, *k, *memory, *counts, *overflow);
   if (problem.has_error()) return problem.error();
   return status("zen_hierarchical_hash",
-                cuda::hierarchical_hash(*problem, seed, data<const int32_t>(indices), data<uint32_t>(*memory),
+                cuda::hierarchical_hash(*problem, *seed, data<const int32_t>(indices), data<uint32_t>(*memory),
                                         data<int32_t>(*counts), data<int32_t>(*overflow), stream));
 }
 
@@ -153,145 +157,48 @@ ffi::Error send(const char* target, cudaStream_t stream, const FeedbackProblem& 
 }
 
 ffi::Error send_largest_handler(cudaStream_t stream, ffi::AnyBuffer update, ffi::AnyBuffer residual,
-                                ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, int64_t rank,
-                                double momentum, int64_t chunks, Result sent, Result new_residual, Result new_velocity,
-                                Result scratch) {
-  const auto problem = check_send_largest(update, rank, residual, velocity, scale, bounds, chunks, *sent, *new_residual,
-                                          *new_velocity);
+                                ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, Result sent,
+                                Result new_residual, Result new_velocity, Result scratch, attr::Rank rank,
+                                attr::Momentum momentum, attr::Chunks chunks) {
+  const auto problem = check_send_largest(update, *rank, residual, velocity, scale, bounds, *chunks, *sent,
+                                          *new_residual, *new_velocity);
   if (problem.has_error()) return problem.error();
   auto arrays = arrays_of(update, residual, velocity, new_residual, new_velocity);
   arrays.sent = sent->untyped_data();
-  return send("zen_send_largest", stream, *problem, element(update), arrays, scale, bounds, scratch, momentum, chunks);
+  return send("zen_send_largest", stream, *problem, element(update), arrays, scale, bounds, scratch, *momentum,
+              *chunks);
 }
 
 ffi::Error list_largest_handler(cudaStream_t stream, ffi::AnyBuffer update, ffi::AnyBuffer residual,
-                                ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, int64_t rank,
-                                double momentum, int64_t chunks, Result indices, Result values, Result count,
-                                Result new_residual, Result new_velocity, Result scratch) {
-  const auto problem = check_list_largest(update, rank, residual, velocity, scale, bounds, chunks, *indices, *values,
+                                ffi::AnyBuffer velocity, ffi::AnyBuffer scale, ffi::AnyBuffer bounds, Result indices,
+                                Result values, Result count, Result new_residual, Result new_velocity, Result scratch,
+                                attr::Rank rank, attr::Momentum momentum, attr::Chunks chunks) {
+  const auto problem = check_list_largest(update, *rank, residual, velocity, scale, bounds, *chunks, *indices, *values,
                                           *count, *new_residual, *new_velocity);
   if (problem.has_error()) return problem.error();
   auto arrays = arrays_of(update, residual, velocity, new_residual, new_velocity);
   arrays.list = {indices->dimensions().back(), data<int32_t>(*indices), values->untyped_data(), data<int32_t>(*count)};
-  return send("zen_list_largest", stream, *problem, element(update), arrays, scale, bounds, scratch, momentum, chunks);
+  return send("zen_list_largest", stream, *problem, element(update), arrays, scale, bounds, scratch, *momentum,
+              *chunks);
 }
 
+// XLA may capture what the function enqueues in a graph.
+template <auto kFunction>
+constexpr auto* kCapturable = call<kFunction, ffi::Traits::kCmdBufferCompatible>;
+
 }  // namespace
-}  // namespace zen
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenPartition, zen::partition_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // x
-                                  .Ret<xla::ffi::AnyBuffer>()  // positions
-                                  .Ret<xla::ffi::AnyBuffer>()  // values
-                                  .Ret<xla::ffi::AnyBuffer>()  // counts
-                                  .Ret<xla::ffi::AnyBuffer>()  // scratch
-                                  .Attr<uint32_t>("seed"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenPartitionCoo, zen::partition_coo_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // indices
-                                  .Arg<xla::ffi::AnyBuffer>()  // values
-                                  .Arg<xla::ffi::AnyBuffer>()  // count
-                                  .Ret<xla::ffi::AnyBuffer>()  // positions
-                                  .Ret<xla::ffi::AnyBuffer>()  // bucket_values
-                                  .Ret<xla::ffi::AnyBuffer>()  // counts
-                                  .Ret<xla::ffi::AnyBuffer>()  // scratch
-                                  .Attr<uint32_t>("seed"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenAggregate, zen::aggregate_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // positions
-                                  .Arg<xla::ffi::AnyBuffer>()  // values
-                                  .Arg<xla::ffi::AnyBuffer>()  // counts
-                                  .Ret<xla::ffi::AnyBuffer>()  // shard
-                                  .Attr<int64_t>("divisor"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenAggregateEncode, zen::aggregate_encode_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // positions
-                                  .Arg<xla::ffi::AnyBuffer>()  // values
-                                  .Arg<xla::ffi::AnyBuffer>()  // counts
-                                  .Ret<xla::ffi::AnyBuffer>()  // words
-                                  .Ret<xla::ffi::AnyBuffer>()  // units
-                                  .Ret<xla::ffi::AnyBuffer>()  // count
-                                  .Ret<xla::ffi::AnyBuffer>()  // scratch
-                                  .Attr<int64_t>("divisor")
-                                  .Attr<int64_t>("size"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHashBitmapEncode, zen::encode_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()   // shard
-                                  .Ret<xla::ffi::AnyBuffer>()   // words
-                                  .Ret<xla::ffi::AnyBuffer>()   // values
-                                  .Ret<xla::ffi::AnyBuffer>()   // count
-                                  .Ret<xla::ffi::AnyBuffer>(),  // scratch
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHashBitmapDecode, zen::decode_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // words
-                                  .Arg<xla::ffi::AnyBuffer>()  // values
-                                  .Ret<xla::ffi::AnyBuffer>()  // out
-                                  .Ret<xla::ffi::AnyBuffer>()  // scratch
-                                  .Attr<uint32_t>("seed"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenHierarchicalHash, zen::hierarchical_hash_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // indices
-                                  .Ret<xla::ffi::AnyBuffer>()  // memory
-                                  .Ret<xla::ffi::AnyBuffer>()  // counts
-                                  .Ret<xla::ffi::AnyBuffer>()  // overflow
-                                  .Attr<int64_t>("n")
-                                  .Attr<int64_t>("r1")
-                                  .Attr<int64_t>("r2")
-                                  .Attr<int64_t>("k")
-                                  .Attr<uint32_t>("seed"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenSendLargest, zen::send_largest_handler,
-                              zen::bind_largest<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Ret<xla::ffi::AnyBuffer>()  // sent
-                                  .Ret<xla::ffi::AnyBuffer>()  // new_residual
-                                  .Ret<xla::ffi::AnyBuffer>()  // new_velocity
-                                  .Ret<xla::ffi::AnyBuffer>(),  // scratch
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ZenListLargest, zen::list_largest_handler,
-                              zen::bind_largest<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Ret<xla::ffi::AnyBuffer>()  // indices
-                                  .Ret<xla::ffi::AnyBuffer>()  // values
-                                  .Ret<xla::ffi::AnyBuffer>()  // count
-                                  .Ret<xla::ffi::AnyBuffer>()  // new_residual
-                                  .Ret<xla::ffi::AnyBuffer>()  // new_velocity
-                                  .Ret<xla::ffi::AnyBuffer>(),  // scratch
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-
-namespace zen {
 
 const std::vector<Registration>& registrations() {
   static const auto* const table = new std::vector<Registration>{
-      {"zen_partition", ZenPartition},
-      {"zen_partition_coo", ZenPartitionCoo},
-      {"zen_aggregate", ZenAggregate},
-      {"zen_aggregate_encode", ZenAggregateEncode},
-      {"zen_hash_bitmap_encode", ZenHashBitmapEncode},
-      {"zen_hash_bitmap_decode", ZenHashBitmapDecode},
-      {"zen_hierarchical_hash", ZenHierarchicalHash},
-      {"zen_send_largest", ZenSendLargest},
-      {"zen_list_largest", ZenListLargest},
+      {"zen_partition", kCapturable<partition_handler>},
+      {"zen_partition_coo", kCapturable<partition_coo_handler>},
+      {"zen_aggregate", kCapturable<aggregate_handler>},
+      {"zen_aggregate_encode", kCapturable<aggregate_encode_handler>},
+      {"zen_hash_bitmap_encode", kCapturable<encode_handler>},
+      {"zen_hash_bitmap_decode", kCapturable<decode_handler>},
+      {"zen_hierarchical_hash", kCapturable<hierarchical_hash_handler>},
+      {"zen_send_largest", kCapturable<send_largest_handler>},
+      {"zen_list_largest", kCapturable<list_largest_handler>},
   };
   return *table;
 }

@@ -1,5 +1,5 @@
-// The table of a platform's FFI targets, which both bindings read. cpu_handlers.cc and cuda_handlers.cc each define it; a
-// native module links one of them.
+// The table of a platform's FFI targets, which both bindings read. cpu_handlers.cc and cuda_handlers.cc each define it;
+// a native module links one of them.
 #pragma once
 
 #include <vector>
@@ -14,5 +14,12 @@ struct Registration {
 };
 
 const std::vector<Registration>& registrations();
+
+// A function as an XLA FFI handler; the types of its parameters say what each is bound to, in the order of the call.
+template <auto kFunction, xla::ffi::Traits... kTraits>
+XLA_FFI_Error* call(XLA_FFI_CallFrame* frame) {
+  static const auto* const handler = xla::ffi::Ffi::BindTo(kFunction, {kTraits...}).release();
+  return handler->Call(frame);
+}
 
 }  // namespace zen

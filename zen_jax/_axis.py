@@ -1,5 +1,6 @@
 """Collectives under a named axis, alike in shard_map (check_vma on or off), pmap and vmap."""
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -8,7 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
+from jax.sharding import Mesh
 
+from zen_jax import errors
 from zen_jax._typing import Array, AxisName
 
 
@@ -49,6 +52,14 @@ def axis_size(axis_name: AxisName, argument: str = "axis_name") -> int:
             f"{argument}={axis_name!r} names several axes, which vmap does not take at once. Use shard_map."
         )
     return n
+
+
+def mesh_size(mesh: Mesh, axis_name: AxisName, argument: str = "axis_name") -> int:
+    """Number of workers along an axis of a mesh, or a ValueError where the mesh lacks it."""
+    names = axis_names(axis_name, argument)
+    for name in names:
+        errors.check_choice(argument, name, tuple(mesh.shape))
+    return math.prod(mesh.shape[name] for name in names)
 
 
 def _is_manual(axis_name: AxisName) -> bool:

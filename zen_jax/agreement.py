@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -30,7 +31,8 @@ def check_agreement(**what: PyTree) -> None:
         these. Arrays are compared by shape and dtype, not by content; what is none of these by its type.
 
     Raises:
-      ValueError: on every process; it names what differs, each value, and the processes that have it.
+      ValueError: on every process; it names what differs, each value, and the processes that have it. In place of a
+        value that cannot be described stands the error; one that all processes have alike is raised as it is.
 
     >>> import jax.numpy as jnp
     >>> check_agreement(scheme="auto", seed=0, params={"table": jnp.zeros((1000, 64))})
@@ -40,14 +42,24 @@ def check_agreement(**what: PyTree) -> None:
     if jax.process_count() == 1:
         return
     versions = {"jax": jax.__version__, "jaxlib": jaxlib.__version__, "zen_jax": __version__}
-    mine = describe(versions | {"kernels": _lowering()} | what)
+    kernels = SimpleNamespace(to_json=_lowering)
+    mine, failures = {}, []
+    for name, value in (versions | {"kernels": kernels} | what).items():
+        try:
+            mine |= describe({name: value})
+        except Exception as error:  # raised before they have met, it would leave the other processes waiting
+            mine[name] = f"{type(error).__name__}: {error}"
+            failures.append(error)
     text = json.dumps(mine, sort_keys=True).encode()
     digests = _gather(hashlib.sha256(text).digest())
     if len(set(digests)) == 1:
+        if failures:
+            raise failures[0]
         return
     lines = differences([json.loads(other) for other in _gather(text)])
     more = [f"and {len(lines) - _NAMED} more"] if len(lines) > _NAMED else []
-    raise ValueError("\n  ".join(["the processes disagree. Start all of them alike.", *lines[:_NAMED], *more]))
+    message = "\n  ".join(["the processes disagree. Start all of them alike.", *lines[:_NAMED], *more])
+    raise ValueError(message) from next(iter(failures), None)
 
 
 def describe(tree: PyTree) -> dict[str, str]:

@@ -74,8 +74,9 @@ def all_reduce(
 
     Raises:
       ValueError: for an axis that is not bound or given twice, an unknown op, scheme, unit, hash or format, a capacity
-        below 1 or more of them than the scheme has exchanges, columns that do not divide a row, a seed that is no
-        uint32, a dtype that is no float, more units than a scheme can name, or a gradient that is already reduced.
+        below 1 or above 2**31 - 1, more of them than the scheme has exchanges, columns that do not divide a row, a seed
+        that is no uint32, a dtype that is no float, more units than a scheme can name, or a gradient that is already
+        reduced.
 
     >>> import jax, jax.numpy as jnp
     >>> gradients = jnp.zeros((4, 100, 8)).at[:, 3].set(1.0)  # four workers, each touched row 3
@@ -128,6 +129,6 @@ def _capacities(capacity: Capacity, scheme: str, n: int) -> tuple[int | None, ..
     capacities = tuple(capacity) if isinstance(capacity, tuple | list) else (capacity,)
     for value in capacities:
         if value is not None:
-            errors.check_at_least("capacity", value, 1)
+            errors.check_capacity(value)
     registry.check_exchanges(capacities, scheme, n)
     return capacities

@@ -50,6 +50,12 @@ def check_units(
         )
 
 
+def check_capacity(value: Any) -> None:
+    check_at_least("capacity", value, 1)
+    if value > MAX_UNITS:
+        raise ValueError(f"capacity={value} must be at most 2**31 - 1 units. Give what is expected, or None.")
+
+
 def check_integers(name: str, value: Any) -> None:
     if not is_integer(value) and not hasattr(value, "dtype"):
         raise ValueError(f"{name} are a {type(value).__name__}, but they must be one array. Use jnp.asarray.")

@@ -1,5 +1,6 @@
 """What one synchronisation did."""
 
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ class Info(NamedTuple):
     omnireduce's units are its blocks.
     """
 
-    density: Array  # mean over workers of non-zero units / units
+    density: Array  # mean over workers of non-zero units / units; 0 where nothing was counted
     density_reduced: Array  # the same after the sum
     bytes_pushed: Array
     bytes_pulled: Array
@@ -38,34 +39,42 @@ def density(counts: Array, units: int) -> Array:
     return jnp.mean(counts.astype(jnp.float32)) / np.float32(units)  # JAX takes no integer from 2**31 on
 
 
-def total(infos: list[Info]) -> Info:
+def total(infos: Mapping[str, Info] | Iterable[Info]) -> Info:
     """One Info for several synchronisations: bytes add up, the worst rounds and imbalance stand for all.
 
-    Densities are weighted by dense bytes; `dense_taken` is the share of dense bytes that went dense.
+    Densities are weighted by dense bytes, where they were counted: leaves that travel dense by scheme or plan count
+    nothing. `dense_taken` is the share of dense bytes that went dense.
+
+    Args:
+      infos: some, or a mapping to them such as `SynchronizeState.info`.
 
     >>> one = make_info(bytes_pushed=8., bytes_dense=100., density=0.25, imbalance_push=1.5)
     >>> two = make_info(bytes_pushed=4., bytes_dense=300., density=0.05, imbalance_push=1.1)
-    >>> both = total([one, two])
+    >>> both = total({"embed": one, "head": two})
     >>> float(both.bytes_pushed), round(float(both.density), 3), float(both.imbalance_push)
     (12.0, 0.1, 1.5)
     """
+    infos = list(infos.values() if isinstance(infos, Mapping) else infos)
     if len(infos) < 2:
         return infos[0] if infos else make_info()
     stacked = Info(*(jnp.stack(field) for field in zip(*infos, strict=True)))
-    bytes_dense = jnp.sum(stacked.bytes_dense)
 
-    def weighted(field: Array) -> Array:
+    def weighted(field: Array, weights: Array) -> Array:
         # Divided last: the share of a whole is exactly 1.
-        return jnp.sum(stacked.bytes_dense * field) / jnp.maximum(bytes_dense, 1.0)
+        return jnp.sum(weights * field) / jnp.maximum(jnp.sum(weights), 1.0)
+
+    def counted(field: Array) -> Array:
+        # Zeros alone never take the dense path: a density of 0 there was not counted.
+        return weighted(field, jnp.where((stacked.dense_taken == 1) & (field == 0), 0.0, stacked.bytes_dense))
 
     return Info(
-        density=weighted(stacked.density),
-        density_reduced=weighted(stacked.density_reduced),
+        density=counted(stacked.density),
+        density_reduced=counted(stacked.density_reduced),
         bytes_pushed=jnp.sum(stacked.bytes_pushed),
         bytes_pulled=jnp.sum(stacked.bytes_pulled),
-        bytes_dense=bytes_dense,
+        bytes_dense=jnp.sum(stacked.bytes_dense),
         rounds=jnp.max(stacked.rounds),
-        dense_taken=weighted(stacked.dense_taken),
+        dense_taken=weighted(stacked.dense_taken, stacked.bytes_dense),
         imbalance_push=jnp.max(stacked.imbalance_push),
         imbalance_pull=jnp.max(stacked.imbalance_pull),
     )

@@ -23,7 +23,7 @@ class SparseGradient:
 
     Attributes:
       indices: int32 [K], ascending and each once, into the flattened gradient; unused from the count on. One that
-        lies outside is left out.
+        lies outside is left out. In any other order (`lax.top_k` lists by size) the gradient becomes NaN: sort them.
       values: float [K], the elements there, none of them zero.
       count: int32 [], how many elements were to be listed. Those beyond K are not: see `zen_jax.top_k`.
       shape: the gradient's shape.
@@ -97,7 +97,7 @@ def densified(gradient: Array | SparseGradient) -> Array:
 
 
 def intact(gradient: SparseGradient) -> SparseGradient:
-    """The gradient; one whose first element alone is listed, as NaN, where its mark is not whole.
+    """The gradient; one of NaN, its first element alone, where its mark is not whole or its indices do not ascend.
 
     A ValueError where a transformation that does not know sparse leaves has changed the indices' dtype. One that has
     computed with them and kept it is not seen before the step runs, and must not lose what was sent.
@@ -107,7 +107,9 @@ def intact(gradient: SparseGradient) -> SparseGradient:
             f"SparseGradient has indices of {gradient.indices.dtype}, but they must be int32: a transformation before "
             "this one has computed with them. Put the sparsifier right before zen_jax.synchronize."
         )
-    whole, indices, values = is_whole(gradient.mark), jnp.asarray(gradient.indices), jnp.asarray(gradient.values)
+    indices, values = jnp.asarray(gradient.indices), jnp.asarray(gradient.values)
+    unused = jnp.arange(1, indices.size, dtype=jnp.int32) >= gradient.count
+    whole = is_whole(gradient.mark) & jnp.all((indices[1:] > indices[:-1]) | unused)
     return replace(
         gradient,
         indices=indices.at[:1].set(jnp.where(whole, indices[:1], 0)),

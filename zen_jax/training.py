@@ -1,8 +1,6 @@
 """`value_and_grad` for loops under jit: splits the batch over a mesh axis and synchronises the gradients."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +10,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from zen_jax import _axis, errors
-from zen_jax._typing import Array, PyTree, Unit
+from zen_jax._typing import Array, AxisName, PyTree, Unit
 from zen_jax.embedding.gradient import value_and_grad as with_rows
 from zen_jax.planning.buckets import BUCKET_BYTES, DENSE_BELOW
 from zen_jax.planning.live import Profiler
@@ -26,8 +24,8 @@ def value_and_grad(
     has_aux: bool = False,
     *,
     mesh: Mesh,
-    axis_name: str = "data",
-    intra_axis: str | None = None,
+    axis_name: AxisName = "data",
+    intra_axis: AxisName | None = None,
     op: str = "mean",
     scheme: str = "auto",
     unit: Unit = "auto",
@@ -51,7 +49,7 @@ def value_and_grad(
       has_aux: whether `fun` returns auxiliary data.
       mesh: the devices; their number along `axis_name`, and `intra_axis` where given, is n. Devices along other axes do
         the same work, each on whole parameters: tensor parallelism needs a shard_map of your own.
-      axis_name: the mesh axis that workers lie on.
+      axis_name: the mesh axis that workers lie on, or several as a tuple.
       intra_axis: the mesh axis of one machine's devices, as in `synchronize`; the batch is split over both axes.
       op: "mean" or "sum", for the loss and the gradients alike.
       scheme, unit, plan, bucket_bytes, dense_below, seed: as in `synchronize`.
@@ -74,9 +72,9 @@ def value_and_grad(
     >>> float(value), gradient.tolist()
     (4.0, [4.0, 4.0])
     """
-    errors.check_choice("axis_name", axis_name, mesh.axis_names)
+    n = _axis.mesh_size(mesh, axis_name)
     if intra_axis is not None:
-        errors.check_choice("intra_axis", intra_axis, mesh.axis_names)
+        n *= _axis.mesh_size(mesh, intra_axis, "intra_axis")
     if lookups is not None and argnums != 0:
         raise ValueError(
             f"argnums={argnums!r}, but lookups are of argument 0. Make all that is differentiated one tree, argument 0."
@@ -84,7 +82,6 @@ def value_and_grad(
     if lookups is None and padding_id is not None:
         raise ValueError(f"padding_id={padding_id!r} is of lookups, but there are none. Pass lookups too, or neither.")
     axes = _axis.joined(axis_name, intra_axis)
-    n = math.prod(mesh.shape[axis] for axis in _axis.axis_names(axes))
     transform = synchronize(
         axis_name,
         op=op,
@@ -114,11 +111,10 @@ def value_and_grad(
 
         return batch_spec
 
-    def local(kwargs: dict[str, Any]) -> Callable[..., Any]:
-        loss = partial(fun, **kwargs)
-        if lookups is None:
-            return jax.value_and_grad(loss, argnums, has_aux)
-        return with_rows(loss, lookups, has_aux, padding_id=padding_id)
+    if lookups is None:
+        local = jax.value_and_grad(fun, argnums, has_aux)
+    else:
+        local = with_rows(fun, lookups, has_aux, padding_id=padding_id)
 
     def wrapped(*args: PyTree, **kwargs: PyTree) -> tuple:
         leaves, treedef = jax.tree.flatten(kwargs)
@@ -126,7 +122,7 @@ def value_and_grad(
 
         def worker(args: tuple, arrays: dict[int, Array]) -> tuple:
             same = treedef.unflatten([arrays.get(i, leaf) for i, leaf in enumerate(leaves)])
-            value, gradients = local(same)(*args)
+            value, gradients = local(*args, **same)
             value, aux = value if has_aux else (value, ())
             value = lax.pmean(value, axes) if op == "mean" else lax.psum(value, axes)
             gradients, state = transform.update(gradients, None)

@@ -78,8 +78,7 @@ void test_partition(const PartitionProblem& p, double density, uint32_t seed) {
   Buffer<int32_t> positions(p.batch * p.n * p.capacity, -7);
   Buffer<Bits> values(p.batch * p.n * p.capacity * p.width, kUnwritten<Bits>);
   Buffer<int32_t> counts(p.batch * p.n, -7);
-  Buffer<uint32_t> scratch =
-      make_scratch(p.batch, partition_scratch_bytes(p.units, p.width, sizeof(Bits), p.n, p.capacity));
+  Buffer<uint32_t> scratch = make_scratch(p.batch, partition_scratch_bytes(p.units, p.width, sizeof(Bits), p.n));
   CHECK(partition(p, element_of<Bits>(), seed, x.data(), positions.data(), values.data(), counts.data(), scratch.data(),
                   nullptr) == cudaSuccess,
         "%s", name);
@@ -156,7 +155,7 @@ void test_encode(EncodeProblem p, double density) {
   Buffer<uint32_t> words(p.batch * p.words, 0xabababab);
   Buffer<Bits> values(p.batch * p.capacity * p.width, kUnwritten<Bits>);
   Buffer<int32_t> count(p.batch, -7);
-  Buffer<uint32_t> scratch = make_scratch(p.batch, encode_scratch_bytes(p.size, p.width, sizeof(Bits), p.capacity));
+  Buffer<uint32_t> scratch = make_scratch(p.batch, encode_scratch_bytes(p.size, p.width, sizeof(Bits)));
   CHECK(hash_bitmap_encode(p, element_of<Bits>(), shard.data(), words.data(), values.data(), count.data(),
                            scratch.data(), nullptr) == cudaSuccess,
         "%s", name);
@@ -200,8 +199,7 @@ void test_decode(DecodeProblem p, double density, uint32_t seed) {
     }
   }
   Buffer<Bits> out(p.batch * p.units * p.width, kUnwritten<Bits>);
-  Buffer<uint32_t> scratch =
-      make_scratch(p.batch, decode_scratch_bytes(p.units, p.width, sizeof(Bits), p.n, p.capacity));
+  Buffer<uint32_t> scratch = make_scratch(p.batch, decode_scratch_bytes(p.units, p.width, p.n));
   CHECK(hash_bitmap_decode(p, element_of<Bits>(), seed, words.data(), values.data(), out.data(), scratch.data(),
                            nullptr) == cudaSuccess,
         "%s", name);

@@ -2,12 +2,14 @@
 
 import argparse
 import dataclasses
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 
 import zen_jax as zen
 from examples.common import launch, metrics, prepared, progress, report
@@ -28,6 +30,8 @@ _EXAMPLES = """examples:
                                           one of 16 processes under a launcher of yours
 """
 
+TERMINATED = 128 + signal.SIGTERM
+
 _OWN = ("data", "out")  # paths, which each host may have of its own; what lies there it may not
 
 
@@ -45,7 +49,9 @@ class Example:
 
 
 def main(example: Example, arguments: list[str]) -> int:
-    """Returns the exit code: 0, 2 for options, data and checkpoints that cannot be used, 1 if processes do not come."""
+    """Returns the exit code: 0, 2 for options, data and checkpoints that cannot be used, 1 if processes do not come,
+    143 where one was told to end.
+    """
     parser = _parser(example)
     options = parser.parse_args(arguments)
     try:
@@ -54,6 +60,8 @@ def main(example: Example, arguments: list[str]) -> int:
                 _prepare(example, options)
             return 0
         if options.processes:
+            if (options.coordinator, options.num_processes, options.process_id) != (None, None, None):
+                raise BadInput("--processes starts all processes here: leave it out where each is started by itself")
             if options.workers not in (None, options.processes):
                 raise BadInput(f"--workers {options.workers}: --processes {options.processes} has one worker each")
             command = [sys.executable, "-m", example.name, *arguments, "--processes", "0"]
@@ -65,11 +73,12 @@ def main(example: Example, arguments: list[str]) -> int:
             with refusing():
                 config, workers, task, digest = _set_up(example, options, alone=rank is None)
                 checkpoints = {scheme: _open(config, workers, digest, scheme) for scheme in config.sync}
-            _compare(config, workers, task, checkpoints)
+            return 0 if _compare(config, workers, task, checkpoints) else TERMINATED
     except (BadInput, TimeoutError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, BadInput) else 1
-    return 0
+    except KeyboardInterrupt:
+        return 130
 
 
 def _prepare(example: Example, options: argparse.Namespace) -> None:
@@ -122,19 +131,31 @@ def _open(config: Config, workers: Workers, digest: str, scheme: str) -> Checkpo
     return checkpoints
 
 
-def _compare(config: Config, workers: Workers, task: Task, checkpoints: Mapping[str, Checkpoints]) -> None:
+def _compare(config: Config, workers: Workers, task: Task, checkpoints: Mapping[str, Checkpoints]) -> bool:
+    """Whether all runs have come to their ends."""
     speaks = jax.process_index() == 0
     if speaks:
         print(*task.lines, f"workers  {workers}, {task.items_per_step:,} {task.items} a step", sep="\n", flush=True)
-    runs = [_run(config, workers, task, scheme, checkpoints[scheme]) for scheme in config.sync]
+    runs: list[Run] = []
+    for scheme in config.sync:
+        run = _run(config, workers, task, scheme, checkpoints[scheme], steps_before=len(runs) * config.steps)
+        if len(run.steps) < config.steps:
+            if speaks:
+                print(f"\nstopped after {len(run.steps)} steps of {scheme}: start it again with --resume", flush=True)
+            return False
+        runs.append(run)
     if speaks:
         rows = report.summarise(runs, task)
         report.write(config, task, runs, rows)
         print("", report.table(rows), *(f"\n{run.plan}" for run in runs if run.plan), sep="\n")
         print(f"\ncurves.png, summary.json and a folder for each run are in {config.out}")
+    return True
 
 
-def _run(config: Config, workers: Workers, task: Task, scheme: str, checkpoints: Checkpoints) -> Run:
+def _run(
+    config: Config, workers: Workers, task: Task, scheme: str, checkpoints: Checkpoints, *, steps_before: int
+) -> Run:
+    """The run of a scheme. It stops short, behind a checkpoint, where some host is told to end (SIGTERM)."""
     run, state = Run(scheme), initial_state(task, scheme, workers)
     path = config.out / scheme / "metrics.jsonl"
     if checkpoints.last() is not None:
@@ -147,10 +168,15 @@ def _run(config: Config, workers: Workers, task: Task, scheme: str, checkpoints:
     steps = progress.watch(run, train(task, config, workers, run, state), config.steps, task, quiet=not speaks)
     steps = metrics.record(path, before, steps) if speaks else steps
     for done, (_, state) in enumerate(steps, len(before) + 1):
-        if config.checkpoint_every and done % config.checkpoint_every == 0:
+        # The same step on all hosts. Without jax.distributed the signal ends the process at once.
+        told_to_end = multihost_utils.reached_preemption_sync_point(steps_before + done)
+        if told_to_end or (config.checkpoint_every and done % config.checkpoint_every == 0):
             checkpoints.save(done, state)
+        if told_to_end:
+            break
     checkpoints.close()
-    run.figure = task.validate(state.params)
+    if len(run.steps) == config.steps:
+        run.figure = task.validate(state.params)
     return run
 
 

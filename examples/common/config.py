@@ -31,7 +31,7 @@ class Config:
 
     data: Path | None = option(None, "where the data lies")
     sync: tuple[str, ...] = option(("zen", "dense_ordered", "dense"), SYNC)
-    workers: int = option(8, "emulated workers; if as many as devices, or not given, one on each", least=1)
+    workers: int = option(8, "workers: one on each device if there are as many, else emulated on one", least=1)
     batch: int = option(8, "examples per worker and step", least=1)
     steps: int = option(200, "training steps", least=1)
     learning_rate: float = option(0.1, "learning rate")

@@ -113,7 +113,7 @@ def _worker_step(task: Task, seed: int, scheme: str, plan: zen.Plan | zen.Profil
         (loss, carry), grads = value_and_grad(state.params, state.carry, batch, key)
         grads, sparsifier_state = task.sparsifier.update(grads, state.sparsifier, state.params)
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
-        info = zen.total(list(optax.tree.get(optimizer_state, "info").values()))
+        info = zen.total(optax.tree.get(optimizer_state, "info"))
         params = optax.apply_updates(state.params, updates)
         return State(params, optimizer_state, sparsifier_state, carry), lax.pmean(loss, AXIS), info
 

@@ -31,7 +31,7 @@ ZEN_HOST_DEVICE uint32_t bits_of_float(float value) {
 
 ZEN_HOST_DEVICE float widen(BFloat16 x) { return float_of_bits(static_cast<uint32_t>(x.bits) << 16); }
 
-inline float widen(Float16 x) {
+ZEN_HOST_DEVICE float widen(Float16 x) {
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000) << 16;
   const uint32_t exponent = x.bits >> 10 & 0x1f;
   uint32_t mantissa = x.bits & 0x3ff;
@@ -43,7 +43,7 @@ inline float widen(Float16 x) {
   return float_of_bits(sign | static_cast<uint32_t>(113 - shift) << 23 | mantissa << 13);
 }
 
-inline void round_to(float value, BFloat16* out) {
+ZEN_HOST_DEVICE void round_to(float value, BFloat16* out) {
   const uint32_t bits = bits_of_float(value);
   if ((bits & 0x7fffffff) > 0x7f800000) {
     out->bits = static_cast<uint16_t>(bits >> 16 | 0x40);  // a NaN stays one when its low bits go
@@ -52,7 +52,7 @@ inline void round_to(float value, BFloat16* out) {
   }
 }
 
-inline void round_to(float value, Float16* out) {
+ZEN_HOST_DEVICE void round_to(float value, Float16* out) {
   const uint32_t bits = bits_of_float(value);
   const uint32_t sign = bits >> 16 & 0x8000;
   const uint32_t magnitude = bits & 0x7fffffff;
@@ -89,7 +89,7 @@ using Accumulator = typename AccumulatorOf<T>::Type;
 
 ZEN_HOST_DEVICE float widen(float x) { return x; }
 ZEN_HOST_DEVICE double widen(double x) { return x; }
-inline void round_to(float value, float* out) { *out = value; }
-inline void round_to(double value, double* out) { *out = value; }
+ZEN_HOST_DEVICE void round_to(float value, float* out) { *out = value; }
+ZEN_HOST_DEVICE void round_to(double value, double* out) { *out = value; }
 
 }  // namespace zen

@@ -38,17 +38,14 @@ int64_t window_tiles(int64_t n, int64_t tiles) {
 
 // How many set bits each of `n` bitmaps has before bit range.begin of every range.
 std::vector<int64_t> ranks_before(const uint32_t* words, int64_t stride, int64_t n, int64_t tiles, int64_t ranges,
-                                  const Parallel& parallel) {
+                                  const Context& context) {
   std::vector<int64_t> ranks(ranges * n);
   if (ranges == 1) return ranks;
-  parallel.run(ranges - 1, [&](int64_t r) {
+  context.parallel.run(ranges - 1, [&](int64_t r) {
     const Range range = range_of(r, ranges, tiles, kTileGrain);
     for (int64_t server = 0; server < n; ++server) {
-      const uint32_t* bitmap = words + server * stride;
-      int64_t set = 0;
-      for (int64_t w = range.begin / kBitsPerWord; w < bitmap_words(range.end); ++w) {
-        set += __builtin_popcount(bitmap[w]);
-      }
+      const int64_t begin = range.begin / kBitsPerWord;
+      const int64_t set = context.isa.count_bits(words + server * stride + begin, bitmap_words(range.end) - begin);
       ranks[(r + 1) * n + server] = set;
     }
   });
@@ -182,10 +179,9 @@ void hash_bitmap_decode(const DecodeProblem& p, const uint32_t* words, const Bit
   const int64_t tiles = ceil_div(p.units, p.n);
   // Every range has a decoder, with blocks of at least one tile each.
   const int64_t ranges = std::min(ranges_per_item(p.batch, item_bytes, 4, context), ceil_div(tiles, kTileGrain));
-  const Parallel& parallel = context.parallel;
   // Bitmaps of different items lie one behind another, so they count as one long row of servers.
-  std::vector<int64_t> ranks = ranks_before(words, p.words, p.batch * p.n, tiles, ranges, parallel);
-  parallel.run(p.batch * ranges, [&](int64_t task) {
+  std::vector<int64_t> ranks = ranks_before(words, p.words, p.batch * p.n, tiles, ranges, context);
+  context.parallel.run(p.batch * ranges, [&](int64_t task) {
     const int64_t b = task / ranges, r = task % ranges;
     BlockDecoder<Bits> decoder(p, words + b * p.n * p.words, values + b * p.n * p.capacity * p.width, seed,
                                context.isa);

@@ -68,6 +68,9 @@ struct Isa {
   // multiple of 64.
   int64_t (*list_bits)(const uint32_t* words, int64_t begin, int64_t end, uint16_t* list);
 
+  // How many bits are set. Without an instruction for it, as portable code must, counting takes as long as decoding.
+  int64_t (*count_bits)(const uint32_t* words, int64_t count);
+
   // Where in a block of tiles that starts at `tile` the units lie that `server` owns in the listed tiles.
   void (*place)(const uint16_t* list, int64_t count, uint32_t tile, uint32_t server, uint32_t n, uint32_t seed,
                 uint32_t* units);

@@ -163,6 +163,12 @@ struct IsaImpl {
     return count;
   }
 
+  static int64_t count_bits(const uint32_t* words, int64_t count) {
+    int64_t set = 0;
+    for (int64_t w = 0; w < count; ++w) set += __builtin_popcount(words[w]);
+    return set;
+  }
+
   // ---- error feedback ----
 
   template <typename Update, typename T>
@@ -271,6 +277,7 @@ struct IsaImpl {
             scan<uint64_t>,
             route,
             list_bits,
+            count_bits,
             place,
             drain,
             Arch::fence,

@@ -37,9 +37,10 @@ struct Probes {
     return probes;
   }
 
-  // From one key to another.
+  // From one key up to another.
   static Probes spanning(Bits below, Bits above) {
     Probes probes;
+    above = std::max(below, above);  // a search whose probes descend would not end
     for (int i = 0; i < kProbes; ++i) probes.at[i] = below + (above - below) / (kProbes - 1) * static_cast<Bits>(i);
     return probes;
   }
@@ -70,6 +71,7 @@ Gap<Bits> search(int64_t size, int64_t least, int64_t most, Probes<Bits> probes,
 // The key of rank `rank`, the largest being 1. Leaves the keys in some other order.
 template <typename Bits>
 Bits key_of_rank(std::vector<Bits>& keys, int64_t rank) {
+  rank = std::clamp<int64_t>(rank, 1, keys.size());  // ranks may be traced, and then nobody has checked them
   constexpr int kShift = 8 * sizeof(Bits) - 1 - 12;
   std::vector<int64_t> counts(1 << 12);
   for (Bits key : keys) ++counts[key >> kShift];

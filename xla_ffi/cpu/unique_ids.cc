@@ -34,8 +34,8 @@ void sort_by_key(std::vector<Entry>& entries, std::vector<Entry>& spare) {
   }
 }
 
-// Returns how many distinct ids lie below `unused`.
-int32_t unique_of_item(int64_t size, const int32_t* ids, int32_t unused, int32_t* unique, int32_t* slots) {
+// Returns how many distinct ids lie below `fill`.
+int32_t unique_of_item(int64_t size, const int32_t* ids, int32_t fill, int32_t* unique, int32_t* slots) {
   std::vector<Entry> entries(size), spare(size);
   for (int64_t i = 0; i < size; ++i) entries[i] = {key_of(ids[i]), static_cast<uint32_t>(i)};
   sort_by_key(entries, spare);
@@ -45,16 +45,16 @@ int32_t unique_of_item(int64_t size, const int32_t* ids, int32_t unused, int32_t
     if (i == 0 || entry.key != entries[i - 1].key) unique[distinct++] = ids[entry.place];
     slots[entry.place] = distinct - 1;
   }
-  std::fill(unique + distinct, unique + size, unused);
-  return distinct > 0 && unique[distinct - 1] == unused ? distinct - 1 : distinct;
+  std::fill(unique + distinct, unique + size, fill);
+  return distinct > 0 && unique[distinct - 1] == fill ? distinct - 1 : distinct;
 }
 
 }  // namespace
 
-void unique_ids(const UniqueIdsProblem& p, const int32_t* ids, int32_t unused, int32_t* unique, int32_t* slots,
+void unique_ids(const UniqueIdsProblem& p, const int32_t* ids, int32_t fill, int32_t* unique, int32_t* slots,
                 int32_t* count, const Context& context) {
   context.parallel.run(p.batch, [&](int64_t b) {
-    count[b] = unique_of_item(p.size, ids + b * p.size, unused, unique + b * p.size, slots + b * p.size);
+    count[b] = unique_of_item(p.size, ids + b * p.size, fill, unique + b * p.size, slots + b * p.size);
   });
 }
 

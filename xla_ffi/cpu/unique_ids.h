@@ -8,9 +8,9 @@
 
 namespace zen {
 
-// ids [batch, size], none above `unused` -> unique [batch, size], the distinct ones ascending and filled up with
-// `unused`; slots [batch, size], where in `unique` each id went; count [batch], how many lie below `unused`.
-void unique_ids(const UniqueIdsProblem& problem, const int32_t* ids, int32_t unused, int32_t* unique, int32_t* slots,
+// ids [batch, size], none above `fill` -> unique [batch, size], the distinct ones ascending and filled up with
+// `fill`; slots [batch, size], where in `unique` each id went; count [batch], how many lie below `fill`.
+void unique_ids(const UniqueIdsProblem& problem, const int32_t* ids, int32_t fill, int32_t* unique, int32_t* slots,
                 int32_t* count, const Context& context);
 
 }  // namespace zen

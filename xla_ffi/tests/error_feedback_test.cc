@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <string>
@@ -225,6 +226,25 @@ void test_size(int64_t batch, int64_t size, int64_t chunks) {
   }
 }
 
+// Bounds may be traced, so that nobody checks them: whatever they are, an element is sent or stays.
+void test_any_bounds(const FeedbackProblem& p, const State& state, int64_t chunks) {
+  constexpr int32_t kLeast = std::numeric_limits<int32_t>::min(), kMost = std::numeric_limits<int32_t>::max();
+  const State totals = accumulated(state, false);
+  for (const LargestBounds& bounds : {LargestBounds{0, 0, 0, 0}, LargestBounds{-1, 5, kLeast, kLeast},
+                                      LargestBounds{5, 5, kMost, 0}, LargestBounds{5, 5, 0, kMost}}) {
+    for_each_context([&](const Context& context, const std::string& how) {
+      Checks::testing = how + ", bounds from " + std::to_string(bounds.below) + " to " + std::to_string(bounds.above);
+      State actual = state;
+      send_largest(p, actual.arrays(false), &bounds, &kScale, kMomentum, chunks, context);
+      for (int64_t i = 0; i < p.size; ++i) {
+        const bool is_sent = actual.sent[i] != 0;
+        ZEN_CHECK((is_sent ? actual.sent[i] : actual.residual[i]) == totals.residual[i]);
+        ZEN_CHECK(!is_sent || actual.residual[i] == 0);
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace zen
 
@@ -234,5 +254,6 @@ int main() {
   zen::test_size(1, 5003, 0);
   zen::test_size(1, 20011, 64);
   zen::test_size(2, 20011, 64);
+  zen::test_any_bounds({1, 20011}, zen::random_state(20011, 1), 64);
   return zen::test_result();
 }

@@ -20,16 +20,17 @@ def value_and_grad(
     """`jax.value_and_grad` that gives each table a `RowSparseGradient` in place of a dense one.
 
     Args:
-      fun: a loss fun(params, *args), which reads its tables by `lookup` and `bag` alone: it gets a `TakenRows` in the
-        place of each. It returns a scalar, or (scalar, aux) with `has_aux`.
-      lookups: from the same args to the ids that fun looks up, by the table's name in params ("encoder/table"): an
-        integer array or a tree of them. A table that is read twice has one entry with all ids.
+      fun: a loss fun(params, *args, **kwargs), which reads its tables by `lookup` and `bag` alone: it gets a
+        `TakenRows` in the place of each. It returns a scalar, or (scalar, aux) with `has_aux`.
+      lookups: from the same args, without kwargs, to the ids that fun looks up, by the table's name in params
+        ("encoder/table"): an integer array or a tree of them. A table that is read twice has one entry with all ids.
       has_aux: whether `fun` returns auxiliary data.
       padding_id: the id that names no row, the same for all tables or by name.
 
     Returns:
-      A function of (params, *args) that returns (value, gradients), or ((value, aux), gradients) with `has_aux`. The
-      gradients are a tree like params, with a RowSparseGradient of K entries at a table of which K ids are looked up.
+      A function of (params, *args, **kwargs) that returns (value, gradients), or ((value, aux), gradients) with
+      `has_aux`. The gradients are a tree like params, with a RowSparseGradient of K entries at a table of which K ids
+      are looked up.
 
     Raises:
       ValueError: for a name that params or lookups lack, and as `take_rows`.
@@ -45,7 +46,7 @@ def value_and_grad(
     ([3, 500, 1000], [[2.0, 4.0], [1.0, 2.0], [0.0, 0.0]])
     """
 
-    def wrapped(params: PyTree, *args: Any) -> tuple[Any, PyTree]:
+    def wrapped(params: PyTree, *args: Any, **kwargs: Any) -> tuple[Any, PyTree]:
         named = named_leaves(params)
         treedef = jax.tree.structure(params)
         taken = _take(dict(named), lookups(*args), padding_id)
@@ -55,7 +56,7 @@ def value_and_grad(
                 TakenRows(taken[name].ids, leaf, taken[name].num_rows) if name in taken else leaf
                 for (name, _), leaf in zip(named, leaves, strict=True)
             ]
-            return fun(jax.tree.unflatten(treedef, whole), *args)
+            return fun(jax.tree.unflatten(treedef, whole), *args, **kwargs)
 
         leaves = [taken[name].rows if name in taken else leaf for name, leaf in named]
         value, gradients = jax.value_and_grad(of_rows, has_aux=has_aux)(leaves)

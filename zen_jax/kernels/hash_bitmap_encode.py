@@ -41,7 +41,7 @@ def hash_bitmap_encode(shard: Array, capacity: int) -> tuple[Array, Array, Array
         "zen_hash_bitmap_encode",
         [rows],
         [((bitmap_words(size),), jnp.uint32), ((capacity, width), shard.dtype), ((), jnp.int32)],
-        lambda cuda: cuda.encode_scratch_bytes(size, width, shard.dtype.itemsize, capacity),
+        lambda cuda: cuda.encode_scratch_bytes(size, width, shard.dtype.itemsize),
     )
     return words, values.reshape(capacity, *row), count
 

@@ -5,7 +5,7 @@ import numpy as np
 
 from zen_jax import hashing
 from zen_jax._typing import Array
-from zen_jax.errors import check_at_least, check_rank, check_seed, check_workers
+from zen_jax.errors import check_at_least, check_integers, check_rank, check_seed, check_workers
 from zen_jax.kernels._lowering import custom_call_or
 
 
@@ -32,7 +32,7 @@ def hierarchical_hash(
       overflow: int32 [], how many of them found no slot: 0 when nothing was lost, always so if r2 >= max(counts).
 
     Raises:
-      ValueError: for n, r1 or k below 1, r2 below 0, or indices of another rank.
+      ValueError: for n, r1 or k below 1, r2 below 0, or indices that are no integers or of another rank.
 
     >>> import jax.numpy as jnp
     >>> memory, counts, overflow = hierarchical_hash(jnp.array([0, 3, 9]), n=2, r1=4, r2=2)
@@ -42,7 +42,8 @@ def hierarchical_hash(
     Source: ZEN (OSDI 2025), Algorithm 1, with an empty mark that is no index, compare-and-swap, and a bounded
     serial counter.
     """
-    check_rank("indices", indices.shape, (1,))
+    check_integers("indices", indices)
+    check_rank("indices", jnp.shape(indices), (1,))
     check_workers(n)
     check_seed(seed)
     for name, value, least in (("r1", r1, 1), ("r2", r2, 0), ("k", k, 1)):

@@ -62,7 +62,7 @@ def reference(
     """The pure-JAX lowering."""
     listed = jnp.arange(indices.size, dtype=jnp.int32) < count
     entries, first = by_server(indices, listed, n, seed)
-    entry = entries.at[first[:-1, None] + np.arange(capacity, dtype=np.int32)[None]].get(mode="clip")
+    entry = first_of_each(entries, first, capacity)
     return hashing.position_of(indices[entry], n), values[entry], first[1:] - first[:-1]
 
 
@@ -81,3 +81,8 @@ def by_server(indices: Array, listed: Array, n: int, seed: int) -> tuple[Array, 
     server = jnp.where(listed, hashing.server_of(indices, n, seed), n)
     entries = jnp.argsort(server, stable=True).astype(jnp.int32)
     return entries, jnp.searchsorted(server[entries], np.arange(n + 1, dtype=np.int32)).astype(jnp.int32)
+
+
+def first_of_each(entries: Array, first: Array, capacity: int) -> Array:
+    """int32 [n, capacity] of what `by_server` gives: each server's first entries, then some of other servers."""
+    return entries.at[first[:-1, None] + np.arange(capacity, dtype=np.int32)[None]].get(mode="clip")

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from zen_jax import selection
+from zen_jax import _axis, selection
 from zen_jax._typing import Array, AxisName
 from zen_jax.errors import check_at_least, check_dtype
 from zen_jax.kernels._lowering import custom_call_or
@@ -46,8 +47,8 @@ def send_largest(
       velocity: [...], or None.
 
     Raises:
-      ValueError: for an update that is no float, shapes or dtypes that disagree, or 2**31 elements or more over all
-        shards.
+      ValueError: for an update that is no float, shapes or dtypes that disagree, `least` or `most` out of bounds where
+        they are not traced, or 2**31 elements or more over all shards.
 
     >>> import jax.numpy as jnp
     >>> sent, residual, _ = send_largest(jnp.array([1.0, -3.0, 2.0]), jnp.array([0.0, 1.0, 1.0]), 1, 1)
@@ -57,7 +58,7 @@ def send_largest(
     Source: Lin et al., "Deep Gradient Compression" (ICLR 2018), section 3.
     """
     check_leaf(update, residual, velocity)
-    least, most = jnp.asarray(least, jnp.int32), jnp.asarray(most, jnp.int32)
+    least, most = _bounds(least, most, update.size, model_axis)
     scale = _scale_or_one(scale, residual)
     if model_axis is not None:
         return reference(update, residual, velocity, scale, least, most, momentum=momentum, model_axis=model_axis)
@@ -117,7 +118,7 @@ def list_largest(
     """
     check_leaf(update, residual, velocity)
     check_at_least("room", room, 1)
-    least, most = jnp.asarray(least, jnp.int32), jnp.asarray(most, jnp.int32)
+    least, most = _bounds(least, most, update.size, model_axis)
     scale = _scale_or_one(scale, residual)
 
     def sent_then_listed(update, residual, velocity, scale, least, most):
@@ -148,6 +149,22 @@ def list_largest(
     return tuple(listed), residual, None if velocity is None else moved
 
 
+def _bounds(least: Array | int, most: Array | int, size: int, model_axis: AxisName | None) -> tuple[Array, Array]:
+    """Both as int32 []; a ValueError where they are known and not 1 <= least <= most <= size over all shards."""
+    size *= 1 if model_axis is None else _axis.axis_size(model_axis, "model_axis")
+    selection.check_size(size)
+    last = size
+    for name, value in (("most", most), ("least", least)):
+        if isinstance(value, jax.core.Tracer):
+            continue
+        value = value.item() if hasattr(value, "item") else value
+        check_at_least(name, value, 1)
+        if value > last:
+            raise ValueError(f"{name}={value} must be at most {last}: 1 <= least <= most <= size of the update.")
+        last = value
+    return jnp.asarray(least, jnp.int32), jnp.asarray(most, jnp.int32)
+
+
 def _scale_or_one(scale: Array | None, residual: Array) -> Array:
     if scale is None:
         return jnp.ones((), residual.dtype)
@@ -159,7 +176,6 @@ def _largest_call(
     update: Array, residual: Array, velocity: Array | None, scale: Array, least: Array, most: Array, momentum: float
 ) -> tuple[list[Array], dict[str, np.generic]]:
     """Operands and attributes of the custom calls that send the largest."""
-    selection.check_size(update.size)
     chunks = selection.sample_chunks(update.size)
     ranks = selection.ranks_around(least, chunks * selection.CHUNK, update.size)
     # A custom call takes no None: no velocity is one of no elements.

@@ -8,44 +8,44 @@ from zen_jax.errors import check_dtype, check_rank, check_units
 from zen_jax.kernels._lowering import custom_call_or
 
 
-def unique_ids(ids: Array, unused: int) -> tuple[Array, Array, Array]:
+def unique_ids(ids: Array, fill: int) -> tuple[Array, Array, Array]:
     """The distinct ids in ascending order, and where each went.
 
     Args:
-      ids: int32 [K], none above `unused`.
-      unused: what fills the result up, below 2**31.
+      ids: int32 [K], none above `fill`.
+      fill: what fills the result up, below 2**31.
 
     Returns:
-      unique: int32 [K], the distinct ids, and `unused` behind them.
+      unique: int32 [K], the distinct ids, and `fill` behind them.
       slots: int32 [K], the entry of `unique` that each id is.
-      count: int32 [], how many distinct ids lie below `unused`.
+      count: int32 [], how many distinct ids lie below `fill`.
 
     Raises:
-      ValueError: for ids that are no int32 [K], or `unused` from 2**31 on.
+      ValueError: for ids that are no int32 [K], or `fill` from 2**31 on.
 
     >>> import jax.numpy as jnp
-    >>> unique, slots, count = unique_ids(jnp.array([7, 3, 7]), unused=10)
+    >>> unique, slots, count = unique_ids(jnp.array([7, 3, 7]), fill=10)
     >>> unique.tolist(), slots.tolist(), int(count)
     ([3, 7, 10], [1, 0, 1], 2)
     """
     check_rank("ids", ids.shape, (1,))
     check_dtype("ids", ids.dtype, jnp.int32)
-    check_units(unused)
+    check_units(fill)
     return custom_call_or(
-        lambda ids: reference(ids, unused),
+        lambda ids: reference(ids, fill),
         "zen_unique_ids",
         [ids],
         [(ids.shape, jnp.int32), (ids.shape, jnp.int32), ((), jnp.int32)],
-        unused=np.int32(unused),
+        fill=np.int32(fill),
     )
 
 
-def reference(ids: Array, unused: int) -> tuple[Array, Array, Array]:
+def reference(ids: Array, fill: int) -> tuple[Array, Array, Array]:
     """The pure-JAX lowering."""
     order = jnp.argsort(ids, stable=True)
     ascending = ids[order]
     is_first = jnp.concatenate([jnp.ones_like(ids, bool, shape=(min(1, ids.size),)), ascending[1:] != ascending[:-1]])
     rank = jnp.cumsum(is_first, dtype=jnp.int32) - 1
-    unique = jnp.full_like(ids, unused).at[rank].set(ascending)
+    unique = jnp.full_like(ids, fill).at[rank].set(ascending)
     slots = jnp.zeros_like(rank).at[order].set(rank, unique_indices=True)
-    return unique, slots, jnp.sum(unique < unused, dtype=jnp.int32)
+    return unique, slots, jnp.sum(unique < fill, dtype=jnp.int32)

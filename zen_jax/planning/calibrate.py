@@ -13,8 +13,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import ArrayLike
 
-from zen_jax import _axis, errors, kernels
-from zen_jax._typing import Array
+from zen_jax import _axis, kernels
+from zen_jax._typing import Array, AxisName
 from zen_jax.planning.cluster import COLLECTIVES, Cluster, Link, Rate
 
 SMALL, MEDIUM, LARGE = 4, 1 << 20, 1 << 26  # bytes that a worker sends in one collective; SMALL ones show latency alone
@@ -28,7 +28,7 @@ DENSITIES = (0.01, 0.2)  # of which a quarter's room holds all
 Slowest = Callable[[ArrayLike], np.ndarray]
 
 
-def calibrate(mesh: Mesh, axis_name: str = "data", intra_axis: str | None = None) -> Cluster:
+def calibrate(mesh: Mesh, axis_name: AxisName = "data", intra_axis: AxisName | None = None) -> Cluster:
     """Measures what collectives and kernels take on a mesh axis. Every process of the mesh must call it.
 
     Takes some seconds, longer the slower the links; nothing else should use them meanwhile. The slowest worker counts,
@@ -36,7 +36,7 @@ def calibrate(mesh: Mesh, axis_name: str = "data", intra_axis: str | None = None
 
     Args:
       mesh: the devices.
-      axis_name: the mesh axis that workers lie on.
+      axis_name: the mesh axis that workers lie on, or several as a tuple.
       intra_axis: the axis of one machine's devices, where `axis_name` is that of machines, as in `zen_jax.synchronize`.
 
     Returns:
@@ -50,15 +50,13 @@ def calibrate(mesh: Mesh, axis_name: str = "data", intra_axis: str | None = None
     >>> calibrate(mesh).workers
     1
     """
-    errors.check_choice("axis_name", axis_name, mesh.axis_names)
-    n, slowest, intra_gbps = mesh.shape[axis_name], _slowest_over(mesh), None
+    n, slowest, intra_gbps = _axis.mesh_size(mesh, axis_name), _slowest_over(mesh), None
     links = _measure_links(mesh, axis_name, slowest)
     processes = len({device.process_index for device in mesh.devices.flat})
     hosts, devices = (processes, n // processes) if n % processes == 0 else (n, 1)
     if intra_axis is not None:
-        errors.check_choice("intra_axis", intra_axis, mesh.axis_names)
+        hosts, devices = n, _axis.mesh_size(mesh, intra_axis, "intra_axis")
         _axis.joined(axis_name, intra_axis)
-        hosts, devices = n, mesh.shape[intra_axis]
         inside = _measure_links(mesh, intra_axis, slowest, ("psum",))
         intra_gbps = inside["psum"].gbps if inside else None
     gbps = min((link.gbps for link in links.values()), default=Cluster.inter_gbps)
@@ -75,10 +73,10 @@ def calibrate(mesh: Mesh, axis_name: str = "data", intra_axis: str | None = None
 
 
 def _measure_links(
-    mesh: Mesh, axis_name: str, slowest: Slowest, collectives: Sequence[str] = COLLECTIVES
+    mesh: Mesh, axis_name: AxisName, slowest: Slowest, collectives: Sequence[str] = COLLECTIVES
 ) -> dict[str, Link]:
     """Latency from the smallest messages, the rate from large ones: bursts, buffers and caches flatter all others."""
-    n, links = mesh.shape[axis_name], {}
+    n, links = _axis.mesh_size(mesh, axis_name), {}
     for name in collectives if n > 1 else ():
         timed = _timed_collective(name, mesh, axis_name, slowest)
         few, many = (timed(SMALL, times) for times in IN_A_ROW)
@@ -90,9 +88,9 @@ def _measure_links(
     return links
 
 
-def _timed_collective(name: str, mesh: Mesh, axis_name: str, slowest: Slowest) -> Callable[..., float]:
+def _timed_collective(name: str, mesh: Mesh, axis_name: AxisName, slowest: Slowest) -> Callable[..., float]:
     """Gives the seconds of a collective in which a worker sends about so many bytes, or of several in a row."""
-    n = mesh.shape[axis_name]
+    n = _axis.mesh_size(mesh, axis_name)
     rows = n if name == "all_to_all" else 1
     sent_for_each_byte_held = {
         "all_to_all": (n - 1) / n,
@@ -122,8 +120,8 @@ def _timed_collective(name: str, mesh: Mesh, axis_name: str, slowest: Slowest) -
     return timed
 
 
-def _measure_kernels(mesh: Mesh, axis_name: str, slowest: Slowest) -> dict[str, Rate]:
-    n = mesh.shape[axis_name]
+def _measure_kernels(mesh: Mesh, axis_name: AxisName, slowest: Slowest) -> dict[str, Rate]:
+    n = _axis.mesh_size(mesh, axis_name)
     size = -(-ROWS // n)
     room = -(-size // 4)
     runs: dict[str, Callable[..., Any]] = {
@@ -163,7 +161,7 @@ def _kernel_operands(n: int, size: int, room: int, density: float) -> dict[str, 
     }
 
 
-def _on_workers(run: Callable[..., Any], mesh: Mesh, axis_name: str) -> Callable[..., Any]:
+def _on_workers(run: Callable[..., Any], mesh: Mesh, axis_name: AxisName) -> Callable[..., Any]:
     """`run` on every device at once, as in a training step, of operands that all have."""
     mapped = jax.shard_map(
         lambda *operands: jax.tree.map(lambda x: x[None], run(*operands)),

@@ -22,6 +22,7 @@ from zen_jax.trees import Leaf
 LIMIT = 1 << 20  # units of a leaf looked at; of a larger one a sample
 ELEMENT_LIMIT = 1 << 18  # the same for single elements
 
+Group = tuple[str, ...]  # the leaves that one `synchronize` reduces
 Report = Mapping[str, Mapping[int, Counts]]
 
 
@@ -31,6 +32,9 @@ class Profiler:
     Trace the step anew, without the profiler, when it has seen enough: then profiling costs nothing more. Leaves under
     `dense_below` bytes (1 MiB) are not looked at, for they travel together; row-sparse gradients need no plan, and are
     left out of the profile. Works wherever `synchronize` does; among several hosts all come to the same profile.
+
+    Several `synchronize` of one step may share it, each with leaves of its own (`optax.partition`): the profile is of
+    all their leaves.
 
     Args:
       cluster: what the profile is for, if known: a step of another number of workers is refused before it runs.
@@ -49,8 +53,8 @@ class Profiler:
     def __init__(self, cluster: Cluster | None = None) -> None:
         self._cluster = cluster
         self._leaves: dict[str, tuple[tuple[int, ...], str]] = {}
-        self._n = self._seed = self._dense_below = 0
-        self._reports: dict[int, list[Report]] = {}
+        self._options: dict[str, int] = {}
+        self._reports: dict[Group, dict[int, list[Report]]] = {}  # by device, empty from tracing to running
 
     def observe(
         self,
@@ -63,7 +67,8 @@ class Profiler:
         """Adds to the step that is being traced what counts its gradients; `synchronize` calls it.
 
         With `intra_axis`, the axis of a machine's devices, it counts the sums of machines. Leaves of fewer than
-        `dense_below` bytes are left out.
+        `dense_below` bytes are left out. A ValueError for another number of workers, seed, `dense_below`, shape or
+        dtype than before.
         """
         n, workers = _axis.axis_size(axis_name), _axis.joined(axis_name, intra_axis)
         if self._cluster is not None:
@@ -71,9 +76,10 @@ class Profiler:
         device = jnp.int32(0)
         for axis in (*_axis.axis_names(workers), *_axis.beside(workers)):
             device = device * _axis.axis_size(axis) + lax.axis_index(axis)
+        group = tuple(name for name, _ in named)
         named = [(name, densified(leaf)) for name, leaf in named if not is_row_sparse(leaf)]
-        self._leaves = {name: (leaf.shape, str(leaf.dtype)) for name, leaf in named}
-        self._n, self._seed, self._dense_below = n, seed, dense_below
+        self._remember(named, {"n": n, "seed": seed, "dense_below": dense_below})
+        self._reports.setdefault(group, {})
         with jax.named_scope("profile"):
             found = {
                 (name, width): bitmap
@@ -85,33 +91,54 @@ class Profiler:
             # Shards of tensor parallelism differ, and all processes are to make the same plan.
             packed = _axis.largest_beside(pack(counts), workers)
         shapes = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), counts)
-        jax.debug.callback(partial(self._record, tuple(found), shapes), device, packed)
+        jax.debug.callback(partial(self._record, group, tuple(found), shapes), device, packed)
 
-    def _record(self, found: tuple[tuple[str, int], ...], shapes: list[Counts], device: Array, packed: Array) -> None:
+    def _remember(self, named: list[tuple[str, Array]], options: dict[str, int]) -> None:
+        if self._options not in ({}, options):
+            before, now = (", ".join(f"{name}={value}" for name, value in o.items()) for o in (self._options, options))
+            raise ValueError(f"the profiler has watched {before}, but is to watch {now}. Use another Profiler for it.")
+        leaves = {name: (leaf.shape, str(leaf.dtype)) for name, leaf in named}
+        for name, (shape, dtype) in leaves.items():
+            before = self._leaves.get(name, (shape, dtype))
+            if before != (shape, dtype):
+                raise ValueError(
+                    f"the profiler has watched {name!r} of {before[1]}{list(before[0])}, but now it is "
+                    f"{dtype}{list(shape)}. Use another Profiler for another tree."
+                )
+        self._options = options
+        self._leaves |= leaves
+
+    def _record(
+        self, group: Group, found: tuple[tuple[str, int], ...], shapes: list[Counts], device: Array, packed: Array
+    ) -> None:
         report: dict[str, dict[int, Counts]] = {}
         for (name, width), counted in zip(found, unpack(np.asarray(packed), shapes), strict=True):
             report.setdefault(name, {})[width] = counted
-        self._reports.setdefault(int(device), []).append(report)
+        self._reports[group].setdefault(int(device), []).append(report)
 
     @property
     def steps(self) -> int | None:
-        """How many steps it has seen run; None before any was traced with it."""
-        return len(self._seen()) if self._n else None
+        """How many steps it has seen run that synchronised every leaf; None before any was traced with it."""
+        return min(map(len, self._seen().values()), default=None)
 
-    def _seen(self) -> list[Report]:
+    def _seen(self) -> dict[Group, list[Report]]:
         """A report for each step: they are the same on every device, and a host may see several devices'."""
         jax.effects_barrier()
-        return self._reports[min(self._reports)] if self._reports else []
+        return {group: devices[min(devices)] if devices else [] for group, devices in self._reports.items()}
 
     def profile(self) -> SparsityProfile:
-        """The profile of all steps that have run; a ValueError where none has."""
-        steps, leaves = self._seen(), {}
-        if not steps:
+        """The profile of all steps that have run; a ValueError where none has, or none that synchronised some leaf."""
+        seen, leaves = self._seen(), {}
+        reports = [report for of_group in seen.values() for report in of_group]
+        if not reports:
             raise ValueError("the profiler has seen no step. Hand it to zen_jax.synchronize or value_and_grad as plan.")
+        for group, of_group in seen.items():
+            if not of_group:
+                raise ValueError(f"the profiler has seen no step that synchronises {', '.join(group)}. Run one first.")
         for name, (shape, dtype) in self._leaves.items():
-            counted = [step[name] for step in steps if name in step]
+            counted = [report[name] for report in reports if name in report]
             leaves[name] = leaf_profile(shape, dtype, counted) if counted else LeafProfile(shape, dtype)
-        return SparsityProfile(self._n, leaves, self._seed, len(steps), self._dense_below)
+        return SparsityProfile(leaves=leaves, steps=min(map(len, seen.values())), **self._options)
 
 
 def _touched(leaf: Array, n: int) -> dict[int, Touched]:

@@ -66,7 +66,7 @@ class LeafPlan:
         if self.capacity == ():
             raise ValueError("capacity=() is of no exchange. Give one for each, or None.")
         for capacity in self.capacity or ():
-            errors.check_at_least("capacity", capacity, 1)
+            errors.check_capacity(capacity)
         if self.bucket is not None:
             errors.check_at_least("bucket", self.bucket, 0)
             if self.scheme not in _DENSE:
@@ -82,7 +82,8 @@ class LeafPlan:
 class Plan(Kept):
     """Plans of a tree's leaves by name, for n workers and a hash seed. `str(plan)` is a table.
 
-    Leaves whose gradients are row-sparse need none: they travel as they are.
+    Leaves whose gradients are row-sparse need none: they travel as they are. A tree that is synchronised in parts
+    (`optax.partition`) has one plan, which each part takes its leaves' from.
     """
 
     kind = "plan"
@@ -104,19 +105,23 @@ class Plan(Kept):
     def check(self, named: list[tuple[str, Array]], n: int | None, seed: int) -> None:
         """Raises a ValueError that says what differs where this is a plan for another tree, n or seed.
 
-        Without n the leaves are parameters, which tell their names alone: gradients may have another dtype, and under
-        tensor parallelism, inside shard_map, the shape of a shard.
+        Leaves may be part of the tree only. Without n they are parameters, which tell their names alone: gradients may
+        have another dtype, and under tensor parallelism, inside shard_map, the shape of a shard.
         """
         if n is not None and n != self.n:
             raise ValueError(f"plan is for {self.n} workers, but the axis has {n}. Make a plan for {n} workers.")
         if seed != self.seed:
             raise ValueError(f"plan was made with seed={self.seed}, but seed={seed} was given. Use the plan's.")
-        names = {name for name, _ in named}
-        # Row-sparse gradients need no plan, and parameters do not tell which of them will have such.
-        needing = {name for name, leaf in named if n is not None and not is_row_sparse(leaf)}
-        if not needing <= set(self.leaves) <= names:
-            differing = sorted(set(self.leaves) ^ names)
-            raise ValueError(f"plan is for other leaves: {', '.join(differing)} differ. Make a plan for this tree.")
+        lacking = [name for name, leaf in named if name not in self.leaves and not is_row_sparse(leaf)]
+        # Row-sparse gradients need no plan, and parameters do not tell which of them will have such: hardly all.
+        if lacking and (n is not None or (self.leaves and len(lacking) == len(named))):
+            names = {name for name, _ in named}
+            others = [repr(name) for name in self.leaves if name not in names]
+            raise ValueError(
+                f"plan is for other leaves: it lacks {', '.join(map(repr, lacking))}"
+                f"{' but has ' * bool(others)}{', '.join(others)}. Make a plan for this tree, or pass None if all its "
+                "gradients are row-sparse."
+            )
         for name, leaf in named:
             planned = self.leaves.get(name)
             if planned and n is not None and (planned.shape, planned.dtype) != (leaf.shape, str(leaf.dtype)):

@@ -15,7 +15,7 @@ from zen_jax._typing import Array, AxisName
 from zen_jax.formats import coo
 from zen_jax.formats.words import WORD_BYTES
 from zen_jax.info import Info, density, make_info
-from zen_jax.kernels.partition_coo import by_server
+from zen_jax.kernels.partition_coo import by_server, first_of_each
 from zen_jax.row_sparse import RowSparseGradient, intact
 from zen_jax.schemes.dense import dense_bytes
 from zen_jax.schemes.ladder import ladder, rung_for
@@ -63,7 +63,7 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
 
     def push_with(capacity: int) -> Callable[..., Messages]:
         def branch(ids: Array, rows: Array) -> Messages:
-            entry = sorted_entries.at[first[:-1, None] + np.arange(capacity, dtype=np.int32)[None]].get(mode="clip")
+            entry = first_of_each(sorted_entries, first, capacity)
             messages = coo.pack(hashing.position_of(ids[entry], n), rows[entry], counts)
             received = coo.unpack(_axis.all_to_all(messages, axis_name), capacity, width, dtype)
             return _merge(received, shard_room, unused=server_rows, divisor=request.divisor(n))

@@ -26,6 +26,7 @@ def random_k(density: float, seed: int = 0) -> optax.GradientTransformationExtra
     k is exactly ceil(density * size). The choice depends on the seed, the step and the leaf's name alone, so all
     workers send the same elements without having to agree on them: the reduced gradient is no denser than one's,
     where independent choices would fill it up to n times. Elements that are not finite are sent beyond k.
+    Put it before `synchronize(..., unit="element")`.
 
     Args:
       density: share of every leaf's elements to send, above 0 and at most 1.

@@ -29,7 +29,7 @@ class SynchronizeState(NamedTuple):
     """State of `synchronize`: what the last step did. `optax.tree.get(state, "info")` finds it in a chain.
 
     `info` maps a leaf's name ("embed/embedding") to its `Info`; the small leaves, fused into dense buckets, share the
-    name "(fused)". `zen_jax.total(list(info.values()))` adds them up.
+    name "(fused)". `zen_jax.total(info)` adds them up.
     """
 
     info: dict[str, Info]
@@ -185,7 +185,7 @@ def _by_name(info: dict[str, Info], names: Iterable[str], together: list[tuple[s
                 "are of."
             )
         found[known].append(of_name)
-    return {name: total(infos) if infos else make_info() for name, infos in found.items()}
+    return {name: total(infos) for name, infos in found.items()}
 
 
 def _largest_beside(info: dict[str, Info], axes: AxisName) -> dict[str, Info]:

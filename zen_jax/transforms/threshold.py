@@ -20,6 +20,7 @@ def threshold(value: float) -> optax.GradientTransformationExtraArgs:
     """Sends every element that has grown to a magnitude of `value` and keeps the rest for later steps.
 
     The cheapest sparsifier: one pass over the data, and no density to keep. Elements that are not finite are sent too.
+    Put it before `synchronize(..., unit="element")`.
 
     Args:
       value: the least magnitude to send, finite and above 0.

@@ -19,14 +19,15 @@ def top_k(density: float, *, compact: bool = False) -> optax.GradientTransformat
     """Sends the k largest magnitudes of every leaf and keeps the rest for later steps (error feedback).
 
     k is exactly ceil(density * size); of equal magnitudes those of lowest index go first. Elements that are not finite
-    are sent beyond k, so that the residual stays finite. Put it before `synchronize(..., unit="element")`.
+    are sent beyond k, so that the residual stays finite. Put it before `synchronize(..., unit="element")`: its default
+    unit would send whole blocks of columns for an element of theirs.
 
     Args:
       density: share of every leaf's elements to send, above 0 and at most 1.
       compact: whether to hand leaves of at least 1 MiB on as a `SparseGradient`, which saves a pass over them on CPUs
-        and gives the same result, to the bit. Nothing but `synchronize` may follow. Its list has room for k: of more
-        elements that are not finite the first k are sent, so that whoever guards the training sees them, and the
-        others are dropped.
+        and gives the same result, to the bit. It travels by elements, whatever the unit, and nothing but `synchronize`
+        may follow. Its list has room for k: of more elements that are not finite the first k are sent, so that whoever
+        guards the training sees them, and the others are dropped.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` with `TopKState`: sent + residual is update + last residual, to the

@@ -1,0 +1,124 @@
+"""Custom calls refuse what the Python functions around them never pass: no kernel runs past the end of a buffer."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import zen_jax as zen
+
+NATIVE = zen.backend_info()["cpu"]
+pytestmark = pytest.mark.skipif(not NATIVE.startswith("custom calls"), reason=f"no native module: {NATIVE}")
+
+F, H, I, U = jnp.float32, jnp.float16, jnp.int32, jnp.uint32  # noqa: E741
+SEED = {"seed": np.uint32(5)}
+LARGEST = {"rank": np.int64(1), "momentum": np.float64(0.5), "chunks": np.int64(0)}
+STATE = {"update": ((4,), F), "residual": ((4,), F)}
+MOVING = STATE | {"velocity": ((0,), F), "scale": ((), F), "bounds": ((4,), I)}
+MOVED = {"new_residual": ((4,), F), "new_velocity": ((0,), F)}
+
+# What each custom call takes: operands, results, attributes.
+TAKEN = {
+    "zen_partition": (
+        {"x": ((6, 2), F)},
+        {"positions": ((2, 3), I), "values": ((2, 3, 2), F), "counts": ((2,), I)},
+        SEED,
+    ),
+    "zen_partition_coo": (
+        {"indices": ((4,), I), "values": ((4,), F), "count": ((), I)},
+        {"positions": ((2, 3), I), "bucket_values": ((2, 3), F), "counts": ((2,), I)},
+        SEED,
+    ),
+    "zen_unique_ids": (
+        {"ids": ((4,), I)},
+        {"unique": ((4,), I), "slots": ((4,), I), "count": ((), I)},
+        {"fill": np.int32(9)},
+    ),
+    "zen_aggregate": (
+        {"positions": ((2, 3), I), "values": ((2, 3, 2), F), "counts": ((2,), I)},
+        {"shard": ((5, 2), F)},
+        {"divisor": np.int64(1)},
+    ),
+    "zen_hash_bitmap_encode": (
+        {"shard": ((40, 2), F)},
+        {"words": ((2,), U), "values": ((3, 2), F), "count": ((), I)},
+        {},
+    ),
+    "zen_hash_bitmap_decode": ({"words": ((2, 1), U), "values": ((2, 3, 2), F)}, {"out": ((7, 2), F)}, SEED),
+    "zen_hierarchical_hash": (
+        {"indices": ((4,), I)},
+        {"memory": ((2, 8), U), "counts": ((2,), I), "overflow": ((), I)},
+        SEED | {"n": np.int64(2), "r1": np.int64(5), "r2": np.int64(3), "k": np.int64(2)},
+    ),
+    "zen_send_largest": (MOVING, {"sent": ((4,), F)} | MOVED, LARGEST),
+    "zen_list_largest": (MOVING, {"indices": ((2,), I), "values": ((2,), F), "count": ((), I)} | MOVED, LARGEST),
+    "zen_send_drawn": (
+        STATE | {"step": ((), U)},
+        {"sent": ((4,), F), "new_residual": ((4,), F)},
+        {"rank": np.int64(1), "k": np.int64(2)},
+    ),
+    "zen_send_reaching": (
+        STATE,
+        {"sent": ((4,), F), "new_residual": ((4,), F)},
+        {"rank": np.int64(1), "key": np.uint64(0x3F800000)},
+    ),
+}
+
+# What is passed in place of what is taken, and the complaint.
+REFUSED = [
+    ("zen_partition", {"x": ((6,), F)}, "x has shape [6], expected at least 2 dimensions"),
+    ("zen_partition", {"x": ((6, 2), I)}, "x has dtype S32, expected float32, float64, float16 or bfloat16"),
+    ("zen_partition", {"x": ((3, 6, 2), F)}, "positions has shape [2, 3], expected the leading dimensions [3] and 2"),
+    ("zen_partition", {"values": ((2, 3, 1), F)}, "values has shape [2, 3, 1], expected [2, 3, 2]"),
+    ("zen_partition", {"values": ((2, 3, 2), H)}, "values has dtype F16, expected F32"),
+    ("zen_partition", {"positions": ((0, 3), I)}, "n is 0, expected 1 to 65535"),
+    ("zen_partition", {"positions": ((2, 0), I)}, "capacity is 0, expected 1 to"),
+    ("zen_partition_coo", {"values": ((3,), F)}, "values has shape [3], expected [4]"),
+    ("zen_partition_coo", {"count": ((1,), I)}, "count has shape [1], expected []"),
+    ("zen_partition_coo", {"bucket_values": ((2, 3), H)}, "bucket_values has dtype F16, expected F32"),
+    ("zen_unique_ids", {"ids": ((4,), U)}, "ids has dtype U32, expected S32"),
+    ("zen_unique_ids", {"unique": ((3,), I)}, "unique has shape [3], expected [4]"),
+    ("zen_unique_ids", {"slots": ((5,), I)}, "slots has shape [5], expected [4]"),
+    ("zen_aggregate", {"counts": ((3,), I)}, "counts has shape [3], expected [2]"),
+    ("zen_aggregate", {"shard": ((5, 1), F)}, "shard has shape [5, 1], expected [5, 2]"),
+    ("zen_aggregate", {"shard": ((5, 2), H)}, "shard has dtype F16, expected F32"),
+    ("zen_aggregate", {"divisor": np.int64(0)}, "divisor is 0, expected 1 to"),
+    ("zen_hash_bitmap_encode", {"words": ((1,), U)}, "words has shape [1], expected [2]"),
+    ("zen_hash_bitmap_encode", {"values": ((3, 1), F)}, "values has shape [3, 1], expected [3, 2]"),
+    ("zen_hash_bitmap_encode", {"count": ((), U)}, "count has dtype U32, expected S32"),
+    ("zen_hash_bitmap_decode", {"words": ((2, 2), U)}, "words has shape [2, 2], expected [2, 1]"),
+    ("zen_hash_bitmap_decode", {"words": ((2, 1), I)}, "words has dtype S32, expected U32"),
+    ("zen_hash_bitmap_decode", {"out": ((7, 3), F)}, "values has shape [2, 3, 2], expected [2, 3, 3]"),
+    ("zen_hierarchical_hash", {"memory": ((2, 7), U)}, "memory has shape [2, 7], expected [2, 8]"),
+    ("zen_hierarchical_hash", {"n": np.int64(3)}, "memory has shape [2, 8], expected [3, 8]"),
+    ("zen_hierarchical_hash", {"r1": np.int64(-1)}, "r1 is -1, expected 0 to"),
+    ("zen_hierarchical_hash", {"overflow": ((), F)}, "overflow has dtype F32, expected S32"),
+    ("zen_send_largest", {"residual": ((3,), F)}, "residual has shape [3], expected [4]"),
+    ("zen_send_largest", {"sent": ((4,), H)}, "sent has dtype F16, expected F32"),
+    ("zen_send_largest", {"velocity": ((4,), F)}, "new_velocity has shape [0], expected [4]"),
+    ("zen_send_largest", {"bounds": ((2,), I)}, "bounds has shape [2], expected [4]"),
+    ("zen_send_largest", {"rank": np.int64(-1)}, "rank is -1, expected 0 to 64"),
+    ("zen_send_largest", {"chunks": np.int64(1)}, "chunks is 1, expected 0 to 0"),
+    ("zen_list_largest", {"values": ((3,), F)}, "values has shape [3], expected [2]"),
+    ("zen_list_largest", {"indices": ((2,), U)}, "indices has dtype U32, expected S32"),
+    ("zen_list_largest", {"scale": ((), H)}, "scale has dtype F16, expected F32"),
+    ("zen_list_largest", {"new_residual": ((4,), H)}, "new_residual has dtype F16, expected F32"),
+    ("zen_send_drawn", {"step": ((), I)}, "step has dtype S32, expected U32"),
+    ("zen_send_drawn", {"k": np.int64(5)}, "k is 5, expected 1 to 4"),
+    ("zen_send_reaching", {"rank": np.int64(2)}, "update has shape [4], expected at least 2 dimensions"),
+    ("zen_send_reaching", {"sent": ((5,), F)}, "sent has shape [5], expected [4]"),
+]
+
+
+@pytest.mark.parametrize(("target", "wrong", "complaint"), REFUSED)
+def test_refused(target, wrong, complaint):
+    def run(**others):
+        operands, results, attributes = ({k: others.get(k, v) for k, v in part.items()} for part in TAKEN[target])
+        call = jax.ffi.ffi_call(target, [jax.ShapeDtypeStruct(*result) for result in results.values()])
+        jax.block_until_ready(call(*(jnp.ones(*operand) for operand in operands.values()), **attributes))
+
+    run()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=re.escape(f"{target}: {complaint}")):
+        run(**wrong)
