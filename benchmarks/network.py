@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,15 @@ def run_group(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
                 process.kill()
                 process.wait()
         return [json.loads(line) for line in logs[0].read_text().splitlines() if line.startswith("{")]
+
+
+@contextmanager
+def compiled_once() -> Iterator[None]:
+    """Inside, processes that run the same program share what one of them has compiled."""
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # every program from the cache is warned of
+        yield
 
 
 def _one_a_host(module: str, python: str, hosts: Sequence[Host], shared: Sequence[str], port: int) -> list[list[str]]:

@@ -9,7 +9,6 @@ this machine's cores, as real ones do not, so that what a scheme computes weighs
 
 import argparse
 import json
-import os
 import signal
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from typing import Any
 
 from benchmarks import measure
 from benchmarks.emulated_hosts import Host, HostsError, emulated_hosts, set_rate
-from benchmarks.network import PORT, NetworkError, run_group
+from benchmarks.network import PORT, NetworkError, compiled_once, run_group
 from zen_jax.cli.options import at_least
 
 DATA = {
@@ -93,11 +92,8 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     options = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that emulated hosts are removed
-    with tempfile.TemporaryDirectory() as cache:
-        # All processes run the same program: the second time, and all but one of them, need not compile it.
-        os.environ |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # every program from the cache is warned of
-        rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    with compiled_once():
         for example in options.examples:
             for n in options.hosts:
                 rows += compare(example, n, options)

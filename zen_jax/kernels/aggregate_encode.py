@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from zen_jax._typing import Array
-from zen_jax.errors import check_at_least
+from zen_jax.errors import check_capacity
 from zen_jax.kernels._bits import bitmap_words
 from zen_jax.kernels._lowering import custom_call_or
 from zen_jax.kernels.aggregate import aggregate, check_messages
@@ -34,7 +34,8 @@ def aggregate_encode(
       count: int32 [], the true number of non-zero units, which may exceed R.
 
     Raises:
-      ValueError: for values that are no floats, shapes or dtypes that disagree, or capacity below 1.
+      ValueError: for values that are no floats, shapes or dtypes that disagree, or a capacity below 1 or above
+        2**31 - 1.
 
     >>> import jax.numpy as jnp
     >>> messages = jnp.array([[0, 2], [2, 0]]), jnp.array([[1., 2.], [3., 0.]]), jnp.array([2, 1])
@@ -45,7 +46,7 @@ def aggregate_encode(
     Source: ZEN (OSDI 2025), section 3.1, the server's part of Push, and Algorithm 2.
     """
     check_messages(positions, values, counts, size, divisor)
-    check_at_least("capacity", capacity, 1)
+    check_capacity(capacity)
     n, room, *row = values.shape
     rows = values.reshape(n, room, *(row or (1,)))
     width = rows.shape[2]

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from zen_jax._typing import Array
-from zen_jax.errors import check_at_least, check_float, check_rank
+from zen_jax.errors import check_capacity, check_float, check_rank
 from zen_jax.kernels._bits import bitmap_words, first_set, pack_bits, unit_is_nonzero
 from zen_jax.kernels._lowering import custom_call_or
 
@@ -21,7 +21,7 @@ def hash_bitmap_encode(shard: Array, capacity: int) -> tuple[Array, Array, Array
       count: int32 [], the true number of non-zero units, which may exceed C.
 
     Raises:
-      ValueError: for a dtype that is no float, or capacity below 1.
+      ValueError: for a dtype that is no float, or a capacity below 1 or above 2**31 - 1.
 
     >>> import jax.numpy as jnp
     >>> words, values, count = hash_bitmap_encode(jnp.array([0., 3., 0., 4.]), capacity=2)
@@ -32,7 +32,7 @@ def hash_bitmap_encode(shard: Array, capacity: int) -> tuple[Array, Array, Array
     """
     check_float("shard", shard.dtype)
     check_rank("shard", shard.shape, (1, 2))
-    check_at_least("capacity", capacity, 1)
+    check_capacity(capacity)
     size, *row = shard.shape
     rows = shard.reshape(size, *(row or (1,)))
     width = rows.shape[1]

@@ -6,7 +6,7 @@ import numpy as np
 
 from zen_jax import hashing
 from zen_jax._typing import Array
-from zen_jax.errors import check_at_least, check_float, check_rank, check_seed, check_units, check_workers
+from zen_jax.errors import check_capacity, check_float, check_rank, check_seed, check_units, check_workers
 from zen_jax.kernels._bits import first_set, unit_is_nonzero
 from zen_jax.kernels._lowering import custom_call_or
 
@@ -29,7 +29,7 @@ def partition(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array,
         holds the first C of them. Entries at or beyond the count are unspecified.
 
     Raises:
-      ValueError: for a dtype that is no float, n or capacity below 1.
+      ValueError: for a dtype that is no float, n below 1, or a capacity below 1 or above 2**31 - 1.
 
     >>> import jax.numpy as jnp
     >>> positions, values, counts = partition(jnp.array([0., 5., 0., 7., 8., 0.]), n=2, capacity=3)
@@ -41,7 +41,7 @@ def partition(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array,
     check_float("x", x.dtype)
     check_workers(n)
     check_seed(seed)
-    check_at_least("capacity", capacity, 1)
+    check_capacity(capacity)
     check_rank("x", x.shape, (1, 2))
     units, *row = x.shape
     rows = x.reshape(units, *(row or (1,)))

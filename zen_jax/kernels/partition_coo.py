@@ -5,7 +5,16 @@ import numpy as np
 
 from zen_jax import hashing
 from zen_jax._typing import Array
-from zen_jax.errors import check_at_least, check_dtype, check_float, check_rank, check_seed, check_shape, check_workers
+from zen_jax.errors import (
+    check_at_least,
+    check_capacity,
+    check_dtype,
+    check_float,
+    check_rank,
+    check_seed,
+    check_shape,
+    check_workers,
+)
 from zen_jax.kernels._lowering import custom_call_or
 
 
@@ -26,7 +35,8 @@ def partition_coo(
       positions int32 [n, C], values [n, C] and counts int32 [n], as of `partition`.
 
     Raises:
-      ValueError: for values that are no floats, shapes or dtypes that disagree, n or capacity below 1.
+      ValueError: for values that are no floats, shapes or dtypes that disagree, n below 1, or a capacity below 1 or
+        above 2**31 - 1.
 
     >>> import jax.numpy as jnp
     >>> indices, values = jnp.array([1, 3, 4, 0]), jnp.array([5.0, 7.0, 8.0, 0.0])
@@ -45,7 +55,7 @@ def partition_coo(
     check_dtype("count", jnp.result_type(count), jnp.int32)
     check_workers(n)
     check_seed(seed)
-    check_at_least("capacity", capacity, 1)
+    check_capacity(capacity)
     return custom_call_or(
         lambda *operands: reference(*operands, n, capacity, seed=seed),
         "zen_partition_coo",
