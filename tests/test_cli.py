@@ -1,12 +1,8 @@
 """`zen-jax`: what it prints equals the Python API, bad input gets one line and exit code 2, examples run as shown."""
 
 import json
-import os
 import re
 import shlex
-import signal
-import subprocess
-import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -16,10 +12,8 @@ import numpy as np
 import pytest
 
 import zen_jax as zen
-from examples.common.launch import free_ports
-from zen_jax.cli import gradients, output, workers
+from zen_jax.cli import gradients, output
 from zen_jax.cli.main import BAD_INPUT, COMMANDS, DONE, FAILED, main, parser
-from zen_jax.cli.timing import time_cases
 
 ROOT = Path(__file__).parents[1]
 N = 4
@@ -319,94 +313,3 @@ def test_failure_is_no_bad_input(zen_jax, monkeypatch):
 
     monkeypatch.setattr(zen, "estimate", fail)
     assert zen_jax("estimate", "profile.json") == (FAILED, "", "zen-jax estimate: the network is down\n")
-
-
-# --- workers and the timing loop --------------------------------------------------------------------------------
-
-
-def test_launchers_place_a_process_unless_it_is_to_be_alone(monkeypatch):
-    nothing = (None, None, None)
-    monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
-    monkeypatch.delenv("SLURM_PROCID", raising=False)
-    assert workers.find_place(*nothing, alone=False) is None
-    monkeypatch.setenv("SLURM_PROCID", "0")
-    assert workers.find_place(*nothing, alone=False) == nothing
-    assert workers.find_place(*nothing, alone=True) is None
-    assert workers.find_place("host:1", 2, 1, alone=False) == ("host:1", 2, 1)
-
-
-def test_gather_keeps_float64():
-    numbers = np.asarray([[1 / 3, 1e-300], [2.0**53 + 1, -0.0]])
-    np.testing.assert_array_equal(workers.gather(numbers), numbers[None], strict=True)
-
-
-def test_time_of_a_call_is_that_of_its_slowest_process():
-    """Cases take turns and go through the steps; the other process is always a second later."""
-    calls = []
-
-    class Case:
-        def __init__(self, name):
-            self.name = name
-
-        def prepare(self, step):
-            return lambda: calls.append((self.name, step)) or step
-
-        def info(self, result):
-            return {"step": result}
-
-    def gather(numbers):
-        return np.stack([numbers, numbers + 1])
-
-    timings = time_cases([Case("a"), Case("b")], gather=gather, steps=2, repeats=3, report=lambda line: None)
-    assert calls == [("a", 0), ("b", 0)] + [(name, step) for step in (0, 1, 0) for name in "ab"]
-    for timing, name in zip(timings, "ab", strict=True):
-        assert timing.name == name
-        assert len(timing.seconds) == 3
-        assert all(1 <= seconds < 2 for seconds in timing.seconds)
-        assert timing.info == {"step": pytest.approx(1 / 3)}
-
-
-# --- real processes ---------------------------------------------------------------------------------------------
-
-
-def start(*arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "zen_jax.cli", *map(str, arguments)],
-        cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": ""},  # one device a process
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-@pytest.mark.multiprocess
-def test_bench_among_processes():
-    """The first process alone prints, and JSON alone, whatever libraries say."""
-    made = ("--rows", 32, "--columns", 4, "--schemes", "dense", "--repeats", 2, *LINKS, "--json", "-")
-    address = f"localhost:{free_ports()}"
-    ranks = [start("bench", "--coordinator", address, "--processes", 2, "--rank", rank, *made) for rank in range(2)]
-    try:
-        outputs = [rank.communicate(timeout=120) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [DONE, DONE], outputs
-    found = json.loads(outputs[0][0])
-    assert (found["n"], found["processes"]) == (2, 2)
-    assert found["cluster"]["hosts"] == 2
-    assert outputs[1][0] == ""
-
-
-@pytest.mark.multiprocess
-def test_interrupt_is_quiet():
-    """Ctrl-C while a process waits for others, inside JAX; shells call this exit code 130."""
-    waiting = start("bench", "--coordinator", f"localhost:{free_ports()}", "--processes", 2, "--rank", 0)
-    try:
-        assert waiting.stderr.readline() == "waiting for the other processes, five minutes at most\n"
-        waiting.send_signal(signal.SIGINT)
-        printed, said = waiting.communicate(timeout=20)
-    finally:
-        waiting.kill()
-    assert waiting.returncode == -signal.SIGINT
-    assert (printed, said) == ("", "")

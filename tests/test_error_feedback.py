@@ -229,5 +229,3 @@ def test_bounds_are_checked_where_they_are_known(least, most, message, array):
             send(jnp.ones(5), jnp.zeros(5), least, most)
         with pytest.raises(ValueError, match="least=6 must be at most 5"):
             jax.eval_shape(lambda most, send=send: send(jnp.ones(5), jnp.zeros(5), 6, most), jnp.int32(2))
-    over_shards = lambda g: zen.kernels.send_largest(g, g, 1, 10, model_axis="model")[0]  # noqa: E731
-    assert jax.vmap(over_shards, axis_name="model")(jnp.ones((2, 5))).shape == (2, 5)

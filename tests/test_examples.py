@@ -46,6 +46,11 @@ def test_rows_alone_are_refused_where_a_step_names_none(tmp_path, capsys):
     assert "--sync row_sparse: a step of tests.counting reads whole tables" in error and error.count("\n") == 1
 
 
+def test_processes_that_start_others_are_none_of_several(tmp_path, capsys):
+    assert run(tmp_path, "--processes", "4", "--coordinator", "host:7700") == 2
+    assert "--processes 4 starts all processes here: leave out --coordinator" in capsys.readouterr().err
+
+
 def test_a_resumed_run_is_bitwise_the_one_that_was_never_stopped(tmp_path, straight):
     assert run(tmp_path, "--steps", "7", "--checkpoint-every", "3") == 0  # its seventh step is lost
     assert run(tmp_path, "--steps", "8", "--checkpoint-every", "3", "--resume") == 0

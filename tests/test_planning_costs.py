@@ -17,8 +17,9 @@ import zen_jax as zen
 from zen_jax.formats.tensor_block import BLOCK
 from zen_jax.planning import calibrate, costs
 from zen_jax.planning.cluster import COLLECTIVES, KERNELS, Link, Rate
-from zen_jax.planning.profile import LeafProfile, fullest_bin
+from zen_jax.planning.profile import fullest_bin
 from zen_jax.planning.simulate import for_workers
+from zen_jax.planning.sparsity import LeafProfile
 from zen_jax.schemes import sparcml
 
 AXIS = harness.AXIS

@@ -17,9 +17,9 @@ from zen_jax.planning.live import Profiler as Profiler
 from zen_jax.planning.plan import LeafPlan as LeafPlan
 from zen_jax.planning.plan import Plan as Plan
 from zen_jax.planning.plan import plan as plan
-from zen_jax.planning.profile import SparsityProfile as SparsityProfile
 from zen_jax.planning.profile import profile as profile
 from zen_jax.planning.simulate import simulate as simulate
+from zen_jax.planning.sparsity import SparsityProfile as SparsityProfile
 from zen_jax.row_sparse import RowSparseGradient as RowSparseGradient
 from zen_jax.sparse import SparseGradient as SparseGradient
 from zen_jax.training import value_and_grad as value_and_grad

@@ -42,7 +42,7 @@ def check_agreement(**what: PyTree) -> None:
     if jax.process_count() == 1:
         return
     versions = {"jax": jax.__version__, "jaxlib": jaxlib.__version__, "zen_jax": __version__}
-    kernels = SimpleNamespace(to_json=_lowering)
+    kernels = SimpleNamespace(to_json=_lowering)  # described among the others, for it may raise, too
     mine, failures = {}, []
     for name, value in (versions | {"kernels": kernels} | what).items():
         try:

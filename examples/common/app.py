@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
 
 import zen_jax as zen
 from examples.common import launch, metrics, prepared, progress, report
@@ -61,7 +60,10 @@ def main(example: Example, arguments: list[str]) -> int:
             return 0
         if options.processes:
             if (options.coordinator, options.num_processes, options.process_id) != (None, None, None):
-                raise BadInput("--processes starts all processes here: leave it out where each is started by itself")
+                raise BadInput(
+                    f"--processes {options.processes} starts all processes here: leave out --coordinator, "
+                    "--num-processes and --process-id"
+                )
             if options.workers not in (None, options.processes):
                 raise BadInput(f"--workers {options.workers}: --processes {options.processes} has one worker each")
             command = [sys.executable, "-m", example.name, *arguments, "--processes", "0"]
@@ -138,7 +140,7 @@ def _compare(config: Config, workers: Workers, task: Task, checkpoints: Mapping[
         print(*task.lines, f"workers  {workers}, {task.items_per_step:,} {task.items} a step", sep="\n", flush=True)
     runs: list[Run] = []
     for scheme in config.sync:
-        run = _run(config, workers, task, scheme, checkpoints[scheme], steps_before=len(runs) * config.steps)
+        run = _run(config, workers, task, scheme, checkpoints[scheme])
         if len(run.steps) < config.steps:
             if speaks:
                 print(f"\nstopped after {len(run.steps)} steps of {scheme}: start it again with --resume", flush=True)
@@ -152,9 +154,7 @@ def _compare(config: Config, workers: Workers, task: Task, checkpoints: Mapping[
     return True
 
 
-def _run(
-    config: Config, workers: Workers, task: Task, scheme: str, checkpoints: Checkpoints, *, steps_before: int
-) -> Run:
+def _run(config: Config, workers: Workers, task: Task, scheme: str, checkpoints: Checkpoints) -> Run:
     """The run of a scheme. It stops short, behind a checkpoint, where some host is told to end (SIGTERM)."""
     run, state = Run(scheme), initial_state(task, scheme, workers)
     path = config.out / scheme / "metrics.jsonl"
@@ -168,8 +168,7 @@ def _run(
     steps = progress.watch(run, train(task, config, workers, run, state), config.steps, task, quiet=not speaks)
     steps = metrics.record(path, before, steps) if speaks else steps
     for done, (_, state) in enumerate(steps, len(before) + 1):
-        # The same step on all hosts. Without jax.distributed the signal ends the process at once.
-        told_to_end = multihost_utils.reached_preemption_sync_point(steps_before + done)
+        told_to_end = checkpoints.wanted_at_once(done)
         if told_to_end or (config.checkpoint_every and done % config.checkpoint_every == 0):
             checkpoints.save(done, state)
         if told_to_end:

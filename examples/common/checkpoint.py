@@ -35,6 +35,13 @@ class Checkpoints:
         """How many steps lie behind the last checkpoint; None where there is none."""
         return self._manager.latest_step()
 
+    def wanted_at_once(self, steps: int) -> bool:
+        """Whether a process was told to end (SIGTERM), and this is the step behind which all are to keep a checkpoint.
+
+        To be asked after every step. Without jax.distributed the signal ends a process by itself.
+        """
+        return self._manager.reached_preemption(steps)
+
     def save(self, steps: int, state: State) -> None:
         """Keeps the state behind `steps` steps."""
         about = {"workers": self._workers.count, **self._about}

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from zen_jax import _axis, selection
-from zen_jax._typing import Array, AxisName
+from zen_jax import selection
+from zen_jax._typing import Array
 from zen_jax.errors import check_at_least, check_dtype
 from zen_jax.kernels._lowering import custom_call_or
 from zen_jax.kernels.error_feedback import check_leaf, split
@@ -27,7 +27,6 @@ def send_largest(
     velocity: Array | None = None,
     momentum: float = 0.0,
     scale: Array | None = None,
-    model_axis: AxisName | None = None,
 ) -> tuple[Array, Array, Array | None]:
     """Sends the largest magnitudes of residual + update, or of residual + velocity.
 
@@ -39,7 +38,6 @@ def send_largest(
         becomes 0 where it is sent. None for neither.
       momentum: of the velocity.
       scale: [] of residual's dtype, what to multiply the update with, if there is a velocity; None for 1.
-      model_axis: axis over whose shards of equal size `least` and `most` count; then pure JAX does the work.
 
     Returns:
       sent: [...] of update's dtype, zeros where nothing is sent.
@@ -48,7 +46,7 @@ def send_largest(
 
     Raises:
       ValueError: for an update that is no float, shapes or dtypes that disagree, `least` or `most` out of bounds where
-        they are not traced, or 2**31 elements or more over all shards.
+        they are not traced, or 2**31 elements or more.
 
     >>> import jax.numpy as jnp
     >>> sent, residual, _ = send_largest(jnp.array([1.0, -3.0, 2.0]), jnp.array([0.0, 1.0, 1.0]), 1, 1)
@@ -58,10 +56,8 @@ def send_largest(
     Source: Lin et al., "Deep Gradient Compression" (ICLR 2018), section 3.
     """
     check_leaf(update, residual, velocity)
-    least, most = _bounds(least, most, update.size, model_axis)
+    least, most = _bounds(least, most, update.size)
     scale = _scale_or_one(scale, residual)
-    if model_axis is not None:
-        return reference(update, residual, velocity, scale, least, most, momentum=momentum, model_axis=model_axis)
     operands, attributes = _largest_call(update, residual, velocity, scale, least, most, momentum)
 
     def pure_jax(update, residual, moved, scale, bounds):
@@ -91,13 +87,12 @@ def list_largest(
     velocity: Array | None = None,
     momentum: float = 0.0,
     scale: Array | None = None,
-    model_axis: AxisName | None = None,
 ) -> tuple[Listed, Array, Array | None]:
     """Sends what `send_largest` sends, as a list: custom calls write no array of the gradient's size but the state.
 
     Args:
       room: how many elements K the list holds; `most` are enough but for elements that are not finite.
-      update, residual, least, most, velocity, momentum, scale, model_axis: as of `send_largest`.
+      update, residual, least, most, velocity, momentum, scale: as of `send_largest`.
 
     Returns:
       listed: indices int32 [K] into the flattened update, ascending, values [K] of update's dtype, none of them zero,
@@ -118,25 +113,17 @@ def list_largest(
     """
     check_leaf(update, residual, velocity)
     check_at_least("room", room, 1)
-    least, most = _bounds(least, most, update.size, model_axis)
+    least, most = _bounds(least, most, update.size)
     scale = _scale_or_one(scale, residual)
 
-    def sent_then_listed(update, residual, velocity, scale, least, most):
-        options = {"velocity": velocity, "momentum": momentum, "scale": scale, "model_axis": model_axis}
-        sent, residual, velocity = send_largest(update, residual, least, most, **options)
-        indices, values, counts = partition(sent.reshape(-1), 1, room)
-        return (indices[0], values[0], counts[0]), residual, velocity
-
-    if model_axis is not None:
-        return sent_then_listed(update, residual, velocity, scale, least, most)
     operands, attributes = _largest_call(update, residual, velocity, scale, least, most, momentum)
 
     def pure_jax(update, residual, moved, scale, bounds):
         velocity = moved if moved.size else None
-        listed, residual, velocity = sent_then_listed(update, residual, velocity, scale, bounds[0], bounds[1])
-        return *listed, residual, moved if velocity is None else velocity
+        sent, residual, velocity = reference(update, residual, velocity, scale, bounds[0], bounds[1], momentum=momentum)
+        return *listed(sent, room), residual, moved if velocity is None else velocity
 
-    *listed, residual, moved = custom_call_or(
+    *sent, residual, moved = custom_call_or(
         pure_jax,
         "zen_list_largest",
         operands,
@@ -146,12 +133,17 @@ def list_largest(
         aliases={1: 3, 2: 4},
         **attributes,
     )
-    return tuple(listed), residual, None if velocity is None else moved
+    return tuple(sent), residual, None if velocity is None else moved
 
 
-def _bounds(least: Array | int, most: Array | int, size: int, model_axis: AxisName | None) -> tuple[Array, Array]:
-    """Both as int32 []; a ValueError where they are known and not 1 <= least <= most <= size over all shards."""
-    size *= 1 if model_axis is None else _axis.axis_size(model_axis, "model_axis")
+def listed(sent: Array, room: int) -> Listed:
+    """The non-zero elements of what is sent, with room for so many."""
+    indices, values, counts = partition(sent.reshape(-1), 1, room)
+    return indices[0], values[0], counts[0]
+
+
+def _bounds(least: Array | int, most: Array | int, size: int) -> tuple[Array, Array]:
+    """Both as int32 []; a ValueError where they are known and not 1 <= least <= most <= size."""
     selection.check_size(size)
     last = size
     for name, value in (("most", most), ("least", least)):
@@ -199,14 +191,14 @@ def reference(
     most: Array,
     *,
     momentum: float,
-    model_axis: AxisName | None = None,
+    largest: Callable[[Array, Array, Array], Array] = selection.largest,
 ) -> tuple[Array, Array, Array | None]:
-    """The pure-JAX lowering of `send_largest`."""
+    """The pure-JAX lowering of `send_largest`; `largest` marks what to send of a flat total."""
     if velocity is not None:
         gradient = update.astype(residual.dtype) * scale
         velocity = residual.dtype.type(momentum) * velocity + gradient
     total = residual + (update.astype(residual.dtype) if velocity is None else velocity)
-    chosen = selection.largest(total.reshape(-1), least, most, model_axis=model_axis).reshape(total.shape)
+    chosen = largest(total.reshape(-1), least, most).reshape(total.shape)
     if velocity is not None:
         velocity = jnp.where(chosen | ~jnp.isfinite(total), jnp.zeros_like(velocity), velocity)
     return *split(total, chosen, update.dtype), velocity

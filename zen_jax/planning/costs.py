@@ -16,7 +16,7 @@ from zen_jax.formats.tensor_block import BLOCK
 from zen_jax.formats.words import WORD_BYTES
 from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.planning.cluster import Cluster
-from zen_jax.planning.profile import LeafProfile, UnitProfile
+from zen_jax.planning.sparsity import LeafProfile, UnitProfile
 from zen_jax.schemes import agsparse, sparcml
 from zen_jax.schemes.dense import dense_bytes
 from zen_jax.schemes.partitioning import Contiguous, Partitioning, TileRotation

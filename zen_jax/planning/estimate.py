@@ -9,7 +9,7 @@ import numpy as np
 from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.costs import Candidate, candidates, lower_bound
-from zen_jax.planning.profile import SparsityProfile
+from zen_jax.planning.sparsity import SparsityProfile
 from zen_jax.planning.table import table
 from zen_jax.schemes import registry
 

@@ -13,7 +13,7 @@ from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.costs import Candidate
 from zen_jax.planning.documents import Kept
 from zen_jax.planning.estimate import Estimate, Estimated, estimate
-from zen_jax.planning.profile import LeafProfile, SparsityProfile
+from zen_jax.planning.sparsity import LeafProfile, SparsityProfile
 from zen_jax.planning.table import table
 from zen_jax.row_sparse import is_row_sparse
 from zen_jax.schemes import registry
@@ -116,11 +116,11 @@ class Plan(Kept):
         # Row-sparse gradients need no plan, and parameters do not tell which of them will have such: hardly all.
         if lacking and (n is not None or (self.leaves and len(lacking) == len(named))):
             names = {name for name, _ in named}
-            others = [repr(name) for name in self.leaves if name not in names]
+            others = ", ".join(repr(name) for name in self.leaves if name not in names)
+            has = f" but has {others}" if others else ""
             raise ValueError(
-                f"plan is for other leaves: it lacks {', '.join(map(repr, lacking))}"
-                f"{' but has ' * bool(others)}{', '.join(others)}. Make a plan for this tree, or pass None if all its "
-                "gradients are row-sparse."
+                f"plan is for other leaves: it lacks {', '.join(map(repr, lacking))}{has}. Make a plan for this tree, "
+                "or pass None if all its gradients are row-sparse."
             )
         for name, leaf in named:
             planned = self.leaves.get(name)

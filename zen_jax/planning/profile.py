@@ -1,173 +1,22 @@
-"""The sparsity profile: what section 2.1 of the paper defines, leaf by leaf, and how full messages get."""
+"""`profile`: the sparsity profile of stacked gradients, and what of counts makes one."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
 
 from zen_jax import errors
 from zen_jax._typing import Array, PyTree, Unit
-from zen_jax.errors import check_at_least, check_float, check_not_negative, check_positive, check_seed, check_workers
+from zen_jax.errors import check_float, check_seed
 from zen_jax.formats.tensor_block import BLOCK
 from zen_jax.planning.buckets import DENSE_BELOW
-from zen_jax.planning.documents import Kept
+from zen_jax.planning.sparsity import FULLEST, LeafProfile, SparsityProfile, UnitProfile
 from zen_jax.planning.statistics import Counts, count_stacked, partitions
-from zen_jax.planning.table import table
 from zen_jax.trees import named_leaves
 from zen_jax.units import check_unit, unit_width
-
-
-@dataclass(frozen=True)
-class UnitProfile:
-    """A gradient seen in units of one width. Means are over workers and steps, maxima over all of them.
-
-    Raises:
-      ValueError: for numbers that no gradient has.
-
-    Source: ZEN (OSDI 2025), section 2.1.
-    """
-
-    width: int  # elements in a unit
-    units: int
-    unions: tuple[float, ...]  # mean non-zero units in the sum of any k workers, k = 1 .. n
-    overlap: float  # mean overlap ratio of two workers (Definition 3)
-    partition_skewness: Mapping[int, float]  # mean skewness ratio (Definition 5) by number of partitions
-    groups: tuple[int, ...]  # most non-zero units in a partial sum before each stage of recursive doubling, and at last
-    push: int  # units in the fullest message to one of n hashed servers
-    pull: int  # units in the fullest shard of a hashed server
-    contiguous_push: int  # as push and pull, where server j owns the j-th n-th of the units
-    contiguous_pull: int
-
-    def __post_init__(self) -> None:
-        n = len(self.unions)
-        check_workers(n)
-        for name in ("width", "units"):
-            check_at_least(name, getattr(self, name), 1)
-        for name in _FULLEST:
-            check_at_least(name, getattr(self, name), 0)
-        check_not_negative("overlap", self.overlap)
-        for union in self.unions:
-            check_not_negative("unions", union)
-        for group in self.groups:
-            check_at_least("groups", group, 0)
-        for parts, ratio in self.partition_skewness.items():
-            check_at_least("partitions", parts, 1)
-            check_positive("partition_skewness", ratio)
-        if list(self.unions) != sorted(self.unions) or self.unions[-1] > self.units:
-            raise ValueError(f"unions={self.unions} must grow, to {self.units} units at most. Profile again.")
-        if n not in self.partition_skewness:
-            raise ValueError(f"partition_skewness={self.partition_skewness} lacks {n} partitions. Profile again.")
-        if len(self.groups) <= (n - 1).bit_length():
-            raise ValueError(f"groups={self.groups} lack some of the partial sums of {n} workers. Profile again.")
-
-    @property
-    def nonzero(self) -> float:
-        """Mean non-zero units of a worker."""
-        return self.unions[0]
-
-    @property
-    def density(self) -> float:
-        """Mean share of a worker's units that are non-zero."""
-        return self.nonzero / self.units
-
-    def densification(self, k: int) -> float:
-        """Mean density of the sum of k workers over that of one (Definition 4); 1 where nothing is non-zero."""
-        return self.unions[k - 1] / self.nonzero if self.nonzero else 1.0
-
-    def skewness(self, parts: int) -> float:
-        """Mean share of the fullest of equal contiguous partitions, times their number (Definition 5)."""
-        return self.partition_skewness[parts]
-
-
-@dataclass(frozen=True)
-class LeafProfile:
-    """One leaf: its shape, and what was measured by unit width; nothing, for a leaf too small to be worth it.
-
-    Raises:
-      ValueError: for a shape that is none, or units that do not make it up.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    units: Mapping[int, UnitProfile] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for size in self.shape:
-            check_at_least("shape", size, 0)
-        for width, unit in self.units.items():
-            if unit.width != width or unit.units != -(-self.elements // unit.width):
-                raise ValueError(
-                    f"units={unit.units} of width={unit.width}, kept under {width}, do not make up shape={self.shape}. "
-                    "Profile again."
-                )
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.elements * np.dtype(self.dtype).itemsize
-
-    def at(self, unit: Unit, n: int) -> UnitProfile:
-        """The profile at a unit as `zen_jax.all_reduce` takes it, for n workers; a ValueError where not measured."""
-        width = unit_width(self.shape, unit, n)
-        if width not in self.units:
-            known = ", ".join(map(str, sorted(self.units))) or "none"
-            raise ValueError(f"unit={unit!r} ({width} elements) was not profiled; these were: {known}. Profile it too.")
-        return self.units[width]
-
-
-@dataclass(frozen=True)
-class SparsityProfile(Kept):
-    """Profiles of a tree's leaves by name, of n workers over some steps. `str(profile)` is a table.
-
-    Raises:
-      ValueError: for counts out of range, a dtype that is no float, or leaves profiled among other numbers of workers.
-    """
-
-    kind = "profile"
-
-    n: int
-    leaves: Mapping[str, LeafProfile]
-    seed: int = 0
-    steps: int = 1
-    dense_below: int = DENSE_BELOW  # bytes under which a leaf may be fused into a dense bucket
-
-    def __post_init__(self) -> None:
-        check_workers(self.n)
-        check_seed(self.seed)
-        check_at_least("steps", self.steps, 1)
-        check_at_least("dense_below", self.dense_below, 0)
-        for name, leaf in self.leaves.items():
-            check_float(name, np.dtype(str(leaf.dtype)))  # of None NumPy makes float64
-            measured = {len(unit.unions) for unit in leaf.units.values()}
-            if measured - {self.n}:
-                raise ValueError(f"{name} was profiled among {max(measured)} workers, but n={self.n}.")
-
-    @classmethod
-    def _from_json(cls, document: Mapping[str, Any]) -> Self:
-        leaves = {}
-        for name, leaf in document["leaves"].items():
-            units = {int(width): _unit_from_json(unit) for width, unit in leaf["units"].items()}
-            leaves[name] = LeafProfile(tuple(leaf["shape"]), leaf["dtype"], units)
-        return cls(document["n"], leaves, document["seed"], document["steps"], document["dense_below"])
-
-    def __str__(self) -> str:
-        header = ("leaf", "shape", "unit", "density", f"densification({self.n})", f"skewness({self.n})", "overlap")
-        rows = [(*header, "push", "pull")]
-        for name, leaf in self.leaves.items():
-            for width, unit in sorted(leaf.units.items(), reverse=True):
-                ratios = (unit.densification(self.n), unit.skewness(self.n), unit.overlap)
-                cells = (f"{unit.density:.3%}", *(f"{ratio:.2f}" for ratio in ratios), str(unit.push), str(unit.pull))
-                rows.append((name, str(leaf.shape), str(width), *cells))
-        unmeasured = sum(not leaf.units for leaf in self.leaves.values())
-        note = f", {unmeasured} small leaves left out" if unmeasured else ""
-        return f"profile of {self.n} workers, {self.steps} step(s){note}\n{table(rows)}"
 
 
 def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> SparsityProfile:
@@ -320,14 +169,5 @@ def _merge(steps: Sequence[UnitProfile]) -> UnitProfile:
         overlap=mean(lambda step: step.overlap),
         partition_skewness={p: mean(lambda step: step.partition_skewness[p]) for p in first.partition_skewness},  # noqa: B023
         groups=tuple(map(max, zip(*(step.groups for step in steps), strict=True))),
-        **{name: max(getattr(step, name) for step in steps) for name in _FULLEST},
+        **{name: max(getattr(step, name) for step in steps) for name in FULLEST},
     )
-
-
-_FULLEST = ("push", "pull", "contiguous_push", "contiguous_pull")
-
-
-def _unit_from_json(unit: Mapping[str, Any]) -> UnitProfile:
-    skewness = {int(parts): ratio for parts, ratio in unit["partition_skewness"].items()}
-    lists = {name: tuple(unit[name]) for name in ("unions", "groups")}
-    return UnitProfile(**{**unit, **lists, "partition_skewness": skewness})

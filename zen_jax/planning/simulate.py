@@ -11,7 +11,8 @@ from zen_jax import errors
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.estimate import Estimate, estimate
 from zen_jax.planning.plan import ORDERED, to_choose_from
-from zen_jax.planning.profile import SparsityProfile, UnitProfile, fullest_bin
+from zen_jax.planning.profile import fullest_bin
+from zen_jax.planning.sparsity import SparsityProfile, UnitProfile
 from zen_jax.planning.table import table
 from zen_jax.schemes.sparcml import stages
 

@@ -3,16 +3,20 @@
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from zen_jax import errors
-from zen_jax._typing import Array, PyTree
+from zen_jax._typing import Array, AxisName, PyTree
 from zen_jax.kernels import list_largest, send_largest
 from zen_jax.kernels.error_feedback import residual_dtype
+from zen_jax.kernels.send_largest import listed
+from zen_jax.kernels.send_largest import reference as send_reference
 from zen_jax.planning.buckets import DENSE_BELOW
+from zen_jax.selection import largest
 from zen_jax.sparse import SparseGradient
 from zen_jax.trees import is_sparse_leaf, named_leaves
 
@@ -48,13 +52,44 @@ def map_leaves(fun: Callable[..., tuple], updates: PyTree, *states: PyTree) -> t
 
 
 def send(
-    update: Array, residual: Array, least: Array | int, most: Array | int, *, compact: bool, **how: Any
+    update: Array,
+    residual: Array,
+    least: Array | int,
+    most: Array | int,
+    *,
+    compact: bool,
+    model_axis: AxisName | None = None,
+    **how: Any,
 ) -> tuple[Array | SparseGradient, Array, Array | None]:
-    """As `send_largest`; compact, a leaf that `synchronize` does not fuse is sent as a list with room for `most`."""
-    if not compact or update.nbytes < DENSE_BELOW:
-        return send_largest(update, residual, least, most, **how)
-    listed, residual, velocity = list_largest(update, residual, least, most, min(most, update.size), **how)
-    return SparseGradient(*listed, update.shape), residual, velocity
+    """As `send_largest`; compact, a leaf that `synchronize` does not fuse is sent as a list with room for `most`.
+
+    With a model axis `least` and `most` are of all its shards, which are of equal size, and pure JAX does the work.
+    """
+    compact = compact and update.nbytes >= DENSE_BELOW
+    if model_axis is not None:
+        sent, residual, velocity = _send_over_shards(update, residual, least, most, model_axis, **how)
+        sent = listed(sent, min(most, update.size)) if compact else sent
+    elif compact:
+        sent, residual, velocity = list_largest(update, residual, least, most, min(most, update.size), **how)
+    else:
+        sent, residual, velocity = send_largest(update, residual, least, most, **how)
+    return SparseGradient(*sent, update.shape) if compact else sent, residual, velocity
+
+
+def _send_over_shards(
+    update: Array,
+    residual: Array,
+    least: Array | int,
+    most: Array | int,
+    model_axis: AxisName,
+    *,
+    velocity: Array | None = None,
+    momentum: float = 0.0,
+    scale: Array | None = None,
+) -> tuple[Array, Array, Array | None]:
+    scale = jnp.ones((), residual.dtype) if scale is None else scale
+    over_shards = partial(largest, model_axis=model_axis)
+    return send_reference(update, residual, velocity, scale, least, most, momentum=momentum, largest=over_shards)
 
 
 def kept(density: float, size: int) -> int:
