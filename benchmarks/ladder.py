@@ -34,7 +34,7 @@ def push_in_rounds(capacity: int, size: int, top: int) -> Callable[[jax.Array], 
         def one_round(r: jax.Array, shard: jax.Array) -> jax.Array:
             first = r * capacity
             slices = [lax.dynamic_slice_in_dim(a, first, capacity, axis=1) for a in (positions, values)]
-            message = coo.pack(*slices, jnp.clip(counts - first, 0, capacity))
+            message = coo.pack(*slices, jnp.clip(counts - first, 0, capacity), capacity)
             received = coo.unpack(_axis.all_to_all(message, "data"), capacity, 1, x.dtype)
             return shard + kernels.aggregate(*received, size)
 
@@ -54,7 +54,7 @@ def push_by_ladder(size: int, top: int) -> Callable[[jax.Array], tuple[jax.Array
 
         def branch(capacity: int) -> Callable[..., jax.Array]:
             def exchange(positions: jax.Array, values: jax.Array, counts: jax.Array) -> jax.Array:
-                message = coo.pack(positions[:, :capacity], values[:, :capacity], counts)
+                message = coo.pack(positions, values, counts, capacity)
                 received = coo.unpack(_axis.all_to_all(message, "data"), capacity, 1, x.dtype)
                 return kernels.aggregate(*received, size)
 

@@ -13,6 +13,7 @@
 #include "xla_ffi/cpu/hash_bitmap_encode.h"
 #include "xla_ffi/cpu/hierarchical_hash.h"
 #include "xla_ffi/cpu/isa.h"
+#include "xla_ffi/cpu/message.h"
 #include "xla_ffi/cpu/partition.h"
 #include "xla_ffi/cpu/partition_coo.h"
 #include "xla_ffi/cpu/pool_parallel.h"
@@ -150,6 +151,48 @@ ffi::Error decode_handler(Pool pool, ffi::AnyBuffer words, ffi::AnyBuffer values
   });
 }
 
+ffi::Error pack_handler(Pool pool, ffi::AnyBuffer head, ffi::AnyBuffer positions, ffi::AnyBuffer values,
+                        ffi::AnyBuffer counts, ffi::RemainingRets results, int64_t capacity) {
+  std::vector<ffi::AnyBuffer> messages;
+  for (size_t i = 0; i < results.size(); ++i) {
+    auto message = results.get<ffi::AnyBuffer>(i);
+    if (message.has_error()) return message.error();
+    messages.push_back(**message);
+  }
+  const auto problem = check_pack(head, positions, values, counts, capacity, messages);
+  if (problem.has_error()) return problem.error();
+  std::vector<uint32_t*> to;
+  for (const ffi::AnyBuffer& message : messages) to.push_back(data<uint32_t>(message));
+  const PartsToPack parts{data<const int32_t>(head), data<const int32_t>(positions), data<const char>(values)};
+  return launch(pool, [&](const Context& context) {
+    pack(*problem, parts, data<const int32_t>(counts), to, context);
+  });
+}
+
+// The binding of a call with any number of results is not inferred.
+XLA_FFI_Error* call_pack(XLA_FFI_CallFrame* frame) {
+  static const auto* const handler = ffi::Ffi::Bind()
+                                         .Ctx<ffi::ThreadPool>()
+                                         .Arg<ffi::AnyBuffer>()
+                                         .Arg<ffi::AnyBuffer>()
+                                         .Arg<ffi::AnyBuffer>()
+                                         .Arg<ffi::AnyBuffer>()
+                                         .RemainingRets()
+                                         .Attr<int64_t>("capacity")
+                                         .To(pack_handler)
+                                         .release();
+  return handler->Call(frame);
+}
+
+ffi::Error unpack_handler(Pool pool, ffi::AnyBuffer messages, Result head, Result positions, Result values) {
+  const auto problem = check_unpack(messages, *head, *positions, *values);
+  if (problem.has_error()) return problem.error();
+  const UnpackedParts parts{data<int32_t>(*head), data<int32_t>(*positions), data<char>(*values)};
+  return launch(pool, [&](const Context& context) {
+    unpack(*problem, data<const uint32_t>(messages), parts, context);
+  });
+}
+
 ffi::Error hierarchical_hash_handler(Pool pool, ffi::AnyBuffer indices, Result memory, Result counts, Result overflow,
                                      attr::N n, attr::R1 r1, attr::R2 r2, attr::K k, attr::Seed seed) {
   const auto problem = check_hierarchical_hash(indices, *n, *r1, *r2, *k, *memory, *counts, *overflow);
@@ -252,6 +295,8 @@ const std::vector<Registration>& registrations() {
       {"zen_aggregate", call<aggregate_handler>},
       {"zen_hash_bitmap_encode", call<encode_handler>},
       {"zen_hash_bitmap_decode", call<decode_handler>},
+      {"zen_pack", call_pack},
+      {"zen_unpack", call<unpack_handler>},
       {"zen_hierarchical_hash", call<hierarchical_hash_handler>},
       {"zen_send_largest", call<send_largest_handler>},
       {"zen_list_largest", call<list_largest_handler>},

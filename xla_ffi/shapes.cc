@@ -167,6 +167,23 @@ Inbox check_inbox(Checker& check, ffi::AnyBuffer positions, ffi::AnyBuffer value
   return {n, capacity, width};
 }
 
+// What messages are made of, with room for all that the buckets hold.
+MessageProblem check_parts(Checker& check, int64_t n, int64_t head_words, ffi::AnyBuffer head, ffi::AnyBuffer positions,
+                           ffi::AnyBuffer values) {
+  const Dims units = check.trailing("values", values, 3);
+  const int64_t room = units[1], listed = check.trailing("positions", positions, 2)[1];
+  check.dtype("head", head, ffi::S32);
+  check.dtype("positions", positions, ffi::S32);
+  check.float_dtype("values", values);
+  check.servers(n);
+  check.capacity(room);
+  check.shape("head", head, {n, head_words});
+  check.shape("positions", positions, {n, listed == 0 ? 0 : room});
+  check.shape("values", values, {n, room, units[2]});
+  const int64_t unit_bytes = units[2] * static_cast<int64_t>(ffi::ByteWidth(values.element_type()));
+  return {check.batch(), n, head_words, listed != 0, room, room, unit_bytes};
+}
+
 template <typename Problem>
 ffi::ErrorOr<Problem> result(const Checker& check, const Problem& problem) {
   if (!check.ok()) return ffi::Unexpected(check.error());
@@ -295,6 +312,36 @@ ffi::ErrorOr<DecodeProblem> check_decode(ffi::AnyBuffer words, ffi::AnyBuffer va
     check.shape("words", words, {n, bitmap_words(ceil_div(units, n))});
   }
   return result(check, DecodeProblem{check.batch(), units, width, n, bitmap[1], capacity});
+}
+
+ffi::ErrorOr<MessageProblem> check_pack(ffi::AnyBuffer head, ffi::AnyBuffer positions, ffi::AnyBuffer values,
+                                        ffi::AnyBuffer counts, int64_t capacity,
+                                        const std::vector<ffi::AnyBuffer>& messages) {
+  Checker check("zen_pack");
+  const Dims first = check.first("head", head, 2);
+  const MessageProblem problem = check_parts(check, first[0], first[1], head, positions, values);
+  check.dtype("counts", counts, ffi::S32);
+  check.shape("counts", counts, {problem.n});
+  check.in_range("capacity", capacity, 1, problem.room);
+  check.in_range("the number of messages", messages.size(), problem.n, problem.n);
+  MessageProblem packed = problem;
+  packed.capacity = capacity;
+  for (const ffi::AnyBuffer& message : messages) {
+    check.dtype("message", message, ffi::U32);
+    if (check.ok()) check.shape("message", message, {packed.words()});
+  }
+  return result(check, packed);
+}
+
+ffi::ErrorOr<MessageProblem> check_unpack(ffi::AnyBuffer messages, ffi::AnyBuffer head, ffi::AnyBuffer positions,
+                                          ffi::AnyBuffer values) {
+  Checker check("zen_unpack");
+  const int64_t n = check.first("messages", messages, 2)[0];
+  check.dtype("messages", messages, ffi::U32);
+  const int64_t head_words = check.trailing("head", head, 2)[1];
+  const MessageProblem problem = check_parts(check, n, head_words, head, positions, values);
+  if (check.ok()) check.shape("messages", messages, {n, problem.words()});
+  return result(check, problem);
 }
 
 ffi::ErrorOr<HierarchicalHashProblem> check_hierarchical_hash(ffi::AnyBuffer indices, int64_t n, int64_t r1, int64_t r2,

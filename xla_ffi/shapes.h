@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "cuda/common/problem.h"
 #include "xla/ffi/api/ffi.h"
@@ -42,6 +43,14 @@ ffi::ErrorOr<EncodeProblem> check_encode(ffi::AnyBuffer shard, ffi::AnyBuffer wo
                                          ffi::AnyBuffer count);
 
 ffi::ErrorOr<DecodeProblem> check_decode(ffi::AnyBuffer words, ffi::AnyBuffer values, ffi::AnyBuffer out);
+
+// `messages` has one for each bucket.
+ffi::ErrorOr<MessageProblem> check_pack(ffi::AnyBuffer head, ffi::AnyBuffer positions, ffi::AnyBuffer values,
+                                        ffi::AnyBuffer counts, int64_t capacity,
+                                        const std::vector<ffi::AnyBuffer>& messages);
+
+ffi::ErrorOr<MessageProblem> check_unpack(ffi::AnyBuffer messages, ffi::AnyBuffer head, ffi::AnyBuffer positions,
+                                          ffi::AnyBuffer values);
 
 ffi::ErrorOr<HierarchicalHashProblem> check_hierarchical_hash(ffi::AnyBuffer indices, int64_t n, int64_t r1, int64_t r2,
                                                               int64_t k, ffi::AnyBuffer memory, ffi::AnyBuffer counts,

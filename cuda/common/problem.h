@@ -57,6 +57,20 @@ struct UniqueIdsProblem {
   int64_t size;
 };
 
+// A message is a head, positions of 32 bits if it has any, and units, each as whole words.
+struct MessageProblem {
+  int64_t batch;
+  int64_t n;
+  int64_t head_words;
+  bool has_positions;
+  int64_t room;      // of the buckets
+  int64_t capacity;  // of the messages
+  int64_t unit_bytes;
+
+  int64_t unit_words() const { return (capacity * unit_bytes + 3) / 4; }
+  int64_t words() const { return head_words + (has_positions ? capacity : 0) + unit_words(); }
+};
+
 // Elements of each chunk that a selection samples.
 constexpr int64_t kSampleChunk = 64;
 

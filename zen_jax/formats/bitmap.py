@@ -2,9 +2,11 @@
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from zen_jax._typing import Array
-from zen_jax.formats.words import WORD_BYTES, from_words, to_words, words_for
+from zen_jax.formats import message
+from zen_jax.formats.words import WORD_BYTES, words_for
 from zen_jax.kernels._bits import BITS_PER_WORD, bitmap_words
 
 
@@ -13,29 +15,28 @@ def message_bytes(size: int, capacity: int, width: int, dtype: jnp.dtype) -> int
     return WORD_BYTES * (bitmap_words(size) + words_for(capacity * width, dtype))
 
 
-def pack(positions: Array, values: Array, counts: Array, size: int) -> Array:
-    """Packs buckets into messages; what lies beyond a bucket's count becomes zeros.
+def pack(positions: Array, values: Array, counts: Array, size: int, capacity: int) -> Array:
+    """Packs the first entries of buckets into messages; what lies beyond a bucket's count becomes zeros.
 
     Args:
-      positions: int32 [n, C], ascending within each bucket.
-      values: float [n, C, D].
+      positions: int32 [n, R], ascending within each bucket.
+      values: float [n, R, D].
       counts: int32 [n].
       size: number of units that positions range over.
+      capacity: room C of a message, at most R.
 
     Returns:
       uint32 [n, message_bytes(size, C, D, dtype) / 4].
     """
-    n, capacity = positions.shape
     filled = jnp.arange(capacity, dtype=jnp.int32)[None, :] < counts[:, None]
-    values = to_words(jnp.where(filled[:, :, None], values, jnp.zeros((), values.dtype)).reshape(n, -1))
-    return jnp.concatenate([set_bits(positions, filled, size), values], axis=1)
+    words = lax.bitcast_convert_type(set_bits(positions[:, :capacity], filled, size), jnp.int32)
+    return message.pack(words, positions[:, :0], values, counts, capacity)
 
 
-def unpack(message: Array, size: int, capacity: int, width: int, dtype: jnp.dtype) -> tuple[Array, Array]:
+def unpack(messages: Array, size: int, capacity: int, width: int, dtype: jnp.dtype) -> tuple[Array, Array]:
     """The inverse of `pack`: words uint32 [n, ceil(size/32)] and values [n, C, D]."""
-    words = bitmap_words(size)
-    values = from_words(message[:, words:], capacity * width, dtype)
-    return message[:, :words], values.reshape(-1, capacity, width)
+    words, _, values = message.unpack(messages, bitmap_words(size), 0, capacity, width, dtype)
+    return lax.bitcast_convert_type(words, jnp.uint32), values
 
 
 def set_bits(indices: Array, filled: Array, size: int) -> Array:

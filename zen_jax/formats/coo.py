@@ -1,10 +1,10 @@
 """COO messages: for each of n servers a count, positions and values, packed into one uint32 row."""
 
 import jax.numpy as jnp
-from jax import lax
 
 from zen_jax._typing import Array
-from zen_jax.formats.words import WORD_BYTES, from_words, to_words, words_for
+from zen_jax.formats import message
+from zen_jax.formats.words import WORD_BYTES, words_for
 
 
 def message_bytes(capacity: int, width: int, dtype: jnp.dtype) -> int:
@@ -12,27 +12,22 @@ def message_bytes(capacity: int, width: int, dtype: jnp.dtype) -> int:
     return WORD_BYTES * (1 + capacity + words_for(capacity * width, dtype))
 
 
-def pack(positions: Array, values: Array, counts: Array) -> Array:
-    """Packs buckets into messages; what lies beyond a bucket's count becomes zeros.
+def pack(positions: Array, values: Array, counts: Array, capacity: int) -> Array:
+    """Packs the first entries of buckets into messages; what lies beyond a bucket's count becomes zeros.
 
     Args:
-      positions: int32 [n, C].
-      values: float [n, C, D].
+      positions: int32 [n, R].
+      values: float [n, R, D].
       counts: int32 [n].
+      capacity: room C of a message, at most R.
 
     Returns:
       uint32 [n, message_bytes(C, D, dtype) / 4].
     """
-    n, capacity = positions.shape
-    filled = jnp.arange(capacity, dtype=jnp.int32)[None, :] < counts[:, None]
-    positions = lax.bitcast_convert_type(jnp.where(filled, positions, 0), jnp.uint32)
-    values = to_words(jnp.where(filled[:, :, None], values, jnp.zeros((), values.dtype)).reshape(n, -1))
-    return jnp.concatenate([counts[:, None].astype(jnp.uint32), positions, values], axis=1)
+    return message.pack(counts[:, None], positions, values, counts, capacity)
 
 
-def unpack(message: Array, capacity: int, width: int, dtype: jnp.dtype) -> tuple[Array, Array, Array]:
+def unpack(messages: Array, capacity: int, width: int, dtype: jnp.dtype) -> tuple[Array, Array, Array]:
     """The inverse of `pack`: positions [n, C], values [n, C, D] and counts [n]."""
-    counts = message[:, 0].astype(jnp.int32)
-    positions = lax.bitcast_convert_type(message[:, 1 : 1 + capacity], jnp.int32)
-    values = from_words(message[:, 1 + capacity :], capacity * width, dtype)
-    return positions, values.reshape(-1, capacity, width), counts
+    counts, positions, values = message.unpack(messages, 1, capacity, capacity, width, dtype)
+    return positions, values, counts[:, 0]

@@ -6,7 +6,8 @@ The bitmap goes first and by itself: its count tells every worker how much room 
 import jax.numpy as jnp
 
 from zen_jax._typing import Array
-from zen_jax.formats.words import WORD_BYTES, from_words, to_words, words_for
+from zen_jax.formats import message
+from zen_jax.formats.words import WORD_BYTES, words_for
 from zen_jax.kernels._bits import bitmap_words
 
 
@@ -25,12 +26,12 @@ def unpack_bitmap(messages: Array) -> tuple[Array, Array]:
     return messages[:, :-1], messages[:, -1].astype(jnp.int32)
 
 
-def pack_units(values: Array, count: Array) -> Array:
-    """uint32 words of units [C, D]; those beyond `count` become zeros."""
-    filled = jnp.arange(values.shape[0], dtype=jnp.int32) < count
-    return to_words(jnp.where(filled[:, None], values, jnp.zeros((), values.dtype)).reshape(-1))
+def pack_units(values: Array, count: Array, capacity: int) -> Array:
+    """uint32 words of the first `capacity` of units [R, D]; those beyond `count` become zeros."""
+    nothing = jnp.zeros_like(count, shape=(1, 0))
+    return message.pack(nothing, nothing, values[None], count[None], capacity)[0]
 
 
 def unpack_units(messages: Array, capacity: int, width: int, dtype: jnp.dtype) -> Array:
     """The inverse, on messages [n, M]: units [n, C, D]."""
-    return from_words(messages, capacity * width, dtype).reshape(-1, capacity, width)
+    return message.unpack(messages, 0, 0, capacity, width, dtype)[2]

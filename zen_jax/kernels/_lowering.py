@@ -26,6 +26,7 @@ def custom_call_or(
     results: Sequence[Result],
     cuda_scratch: Callable[[Any], int] | None = None,
     aliases: Mapping[int, int] | None = None,
+    cpu_rows: bool = False,
     **attributes: np.generic,
 ) -> tuple[Array, ...]:
     """Calls the XLA FFI target where the platform has it, else `reference`.
@@ -37,6 +38,7 @@ def custom_call_or(
       results: shape and dtype of each result.
       cuda_scratch: from the native library to the bytes of scratch that CUDA needs as one more result.
       aliases: from operands to the results that take over their buffers.
+      cpu_rows: whether the custom call for CPUs makes each row of the one result a result of its own.
       attributes: attributes of the custom call.
 
     Returns:
@@ -50,6 +52,7 @@ def custom_call_or(
             results=tuple((shape, jax.dtypes.canonicalize_dtype(dtype)) for shape, dtype in results),
             cuda_scratch=cuda_scratch,
             aliases=tuple((aliases or {}).items()),
+            cpu_rows=cpu_rows,
             attributes=tuple(attributes.items()),
             batch=(),
         )
@@ -73,6 +76,7 @@ def _custom_call(
     results: Sequence[Result],
     cuda_scratch: Callable[[Any], int] | None,
     aliases: Sequence[tuple[int, int]],
+    cpu_rows: bool,
     attributes: Sequence[tuple[str, np.generic]],
     batch: tuple[int, ...],
     **others: Any,
@@ -83,8 +87,15 @@ def _custom_call(
     types = [jax.ShapeDtypeStruct(*result) for result in results]
     if platform == "cuda" and cuda_scratch is not None:
         types.append(jax.ShapeDtypeStruct((cuda_scratch(library),), jnp.uint8))
-    call = jax.ffi.ffi_call(target, types, vmap_method="broadcast_all", input_output_aliases=dict(aliases))
-    return tuple(_mapped(partial(call, **dict(attributes)), batch)(*operands)[: len(results)])
+    if by_row := platform == "cpu" and cpu_rows:
+        types = [jax.ShapeDtypeStruct(whole.shape[1:], whole.dtype) for whole in types for _ in range(whole.shape[0])]
+    ffi_call = jax.ffi.ffi_call(target, types, vmap_method="broadcast_all", input_output_aliases=dict(aliases))
+
+    def call(*operands: Array) -> list[Array]:
+        found = ffi_call(*operands, **dict(attributes))
+        return [jnp.stack(found)] if by_row else found
+
+    return tuple(_mapped(call, batch)(*operands)[: len(results)])
 
 
 def _mapped(fun: Lowering, batch: tuple[int, ...]) -> Lowering:

@@ -41,7 +41,7 @@ def agsparse(x: Array | SparseGradient, axis_name: AxisName, request: Request) -
 
     def gather(capacity: int) -> Callable[..., Array]:
         def branch(_: Array | SparseGradient, positions: Array, values: Array, counts: Array) -> Array:
-            message = coo.pack(positions[:, :capacity], values[:, :capacity], counts)
+            message = coo.pack(positions, values, counts, capacity)
             gathered = _axis.all_gather(message[0], axis_name)
             received = coo.unpack(gathered, capacity, width, x.dtype)
             return kernels.aggregate(*received, units, divisor=request.divisor(n))

@@ -59,7 +59,7 @@ class HashBitmap:
         return words, count, (values,)
 
     def pack(self, shard: Shard, count: Array, capacity: int) -> Array:
-        return hash_bitmap.pack_units(shard[0][:capacity], count)
+        return hash_bitmap.pack_units(*shard, count, capacity)
 
     def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
         values = hash_bitmap.unpack_units(bodies, capacity, self.width, self.dtype)
@@ -104,8 +104,7 @@ class Coo:
         return _no_words(shard), counts[0], (positions, values)
 
     def pack(self, shard: Shard, count: Array, capacity: int) -> Array:
-        positions, values = shard
-        return coo.pack(positions[:, :capacity], values[:, :capacity], count[None])[0]
+        return coo.pack(*shard, count[None], capacity)[0]
 
     def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
         positions, values, counts = coo.unpack(bodies, capacity, self.width, self.dtype)

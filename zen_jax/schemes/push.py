@@ -61,13 +61,14 @@ def message_bytes(push_format: str, size: int, capacity: int, width: int, dtype:
 
 
 def push(
-    push_format: str, buckets: tuple[Array, Array, Array], size: int, axis_name: AxisName, divisor: int
+    push_format: str, buckets: tuple[Array, Array, Array], capacity: int, size: int, axis_name: AxisName, divisor: int
 ) -> Received:
-    """Exchanges messages of as many units as the buckets have room for.
+    """Exchanges messages of the first `capacity` units of each bucket.
 
     Args:
       push_format: "coo", "bitmap" (over the units of a server), or "auto": the smaller message for this room.
-      buckets: positions int32 [n, C], values float [n, C, D], counts int32 [n] of at most C.
+      buckets: positions int32 [n, R], values float [n, R, D], counts int32 [n] of at most C.
+      capacity: room C of a message, at most R.
       size: units T of each server.
       axis_name: the workers' axis.
       divisor: what sums are divided by.
@@ -76,11 +77,11 @@ def push(
       What this server got, whose sum is its shard [T, D].
     """
     positions, values, counts = buckets
-    (_, capacity), width, dtype = positions.shape, values.shape[2], values.dtype
+    width, dtype = values.shape[2], values.dtype
     if push_format == "auto":
         push_format = min(("coo", "bitmap"), key=lambda name: message_bytes(name, size, capacity, width, dtype))
     if push_format == "coo":
-        received = _axis.all_to_all(coo.pack(positions, values, counts), axis_name)
+        received = _axis.all_to_all(coo.pack(positions, values, counts, capacity), axis_name)
         return Messages(*coo.unpack(received, capacity, width, dtype), size, divisor)
-    received = _axis.all_to_all(bitmap.pack(positions, values, counts, size), axis_name)
+    received = _axis.all_to_all(bitmap.pack(positions, values, counts, size, capacity), axis_name)
     return Summed(sum_in_order(each_decoded(*bitmap.unpack(received, size, capacity, width, dtype), size), divisor))

@@ -64,7 +64,7 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     def push_with(capacity: int) -> Callable[..., Messages]:
         def branch(ids: Array, rows: Array) -> Messages:
             entry = first_of_each(sorted_entries, first, capacity)
-            messages = coo.pack(hashing.position_of(ids[entry], n), rows[entry], counts)
+            messages = coo.pack(hashing.position_of(ids[entry], n), rows[entry], counts, capacity)
             received = coo.unpack(_axis.all_to_all(messages, axis_name), capacity, width, dtype)
             return _merge(received, shard_room, unused=server_rows, divisor=request.divisor(n))
 
@@ -72,7 +72,7 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
 
     def pull_with(capacity: int) -> Callable[..., tuple[Array, Array]]:
         def branch(positions: Array, sums: Array, count: Array, *source: Array) -> tuple[Array, Array]:
-            message = coo.pack(positions[None, :capacity], sums[None, :capacity], count[None])[0]
+            message = coo.pack(positions[None], sums[None], count[None], capacity)[0]
             positions, sums, _ = coo.unpack(_axis.all_gather(message, axis_name), capacity, width, dtype)
             ids = hashing.index_of(np.arange(n, dtype=np.int32)[:, None], positions, n, request.seed)
             return (

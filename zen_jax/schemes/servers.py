@@ -163,9 +163,8 @@ def _exchange_sparse(
     pull_rungs = tuple(sorted({max(capacity, pulled.smallest_room) for capacity in pull_rungs}))
 
     def push_with(capacity: int) -> Callable[..., tuple[Array, Array, Shard]]:
-        def branch(positions: Array, values: Array, counts: Array) -> tuple[Array, Array, Shard]:
-            cut = positions[:, :capacity], values[:, :capacity], counts
-            received = push(request.push_format, cut, partitioning.size, axis_name, request.divisor(n))
+        def branch(*buckets: Array) -> tuple[Array, Array, Shard]:
+            received = push(request.push_format, buckets, capacity, partitioning.size, axis_name, request.divisor(n))
             return pulled.encode(received, axis_name)
 
         return branch

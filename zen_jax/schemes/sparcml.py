@@ -123,7 +123,7 @@ def _run(
 
     def sparse(capacity: int) -> Callable[..., Array]:
         def branch(total: Array, positions: Array, values: Array, count: Array) -> Array:
-            message = coo.pack(positions[:, :capacity], values[:, :capacity], count)
+            message = coo.pack(positions, values, count, capacity)
             theirs = coo.unpack(_axis.permute(message, axis_name, stage.pairs), capacity, width, total.dtype)
             mine = positions[:, :capacity], values[:, :capacity], jnp.where(replaces, 0, count)
             theirs = *theirs[:2], jnp.where(receives, theirs[2], 0)
