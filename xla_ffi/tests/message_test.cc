@@ -45,8 +45,8 @@ void test(const MessageProblem& p) {
   }
 
   for_each_context([&](const Context& context, const std::string& name) {
-    Checks::testing = name + ", capacity " + std::to_string(p.capacity) + " of " + std::to_string(p.room) + ", units of " +
-                      std::to_string(p.unit_bytes) + " bytes";
+    Checks::testing = name + ", capacity " + std::to_string(p.capacity) + " of " + std::to_string(p.room) +
+                      ", units of " + std::to_string(p.unit_bytes) + " bytes";
     std::vector<std::vector<uint32_t>> messages(p.n, std::vector<uint32_t>(p.batch * p.words(), 0xDEADBEEF));
     std::vector<uint32_t*> to;
     for (auto& message : messages) to.push_back(message.data());

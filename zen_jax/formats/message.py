@@ -24,16 +24,8 @@ def pack(head: Array, positions: Array, values: Array, counts: Array, capacity: 
     """
     n, _, width = values.shape
     listed = capacity if positions.shape[1] else 0
-
-    def reference(head: Array, positions: Array, values: Array, counts: Array) -> tuple[Array]:
-        filled = jnp.arange(capacity, dtype=jnp.int32)[None, :] < counts[:, None]
-        positions = jnp.where(filled[:, :listed], positions[:, :listed], 0)
-        values = jnp.where(filled[:, :, None], values[:, :capacity], jnp.zeros((), values.dtype))
-        integers = lax.bitcast_convert_type(jnp.concatenate([head, positions], axis=1), jnp.uint32)
-        return (jnp.concatenate([integers, to_words(values.reshape(n, -1))], axis=1),)
-
     (messages,) = custom_call_or(
-        reference,
+        lambda *parts: (pack_reference(*parts, capacity),),
         "zen_pack",
         [head, positions, values, counts],
         [((n, head.shape[1] + listed + words_for(capacity * width, values.dtype)), jnp.uint32)],
@@ -52,18 +44,36 @@ def unpack(
     Args:
       messages: uint32 [n, words].
       head_words: words H of a head.
-      listed: how many positions there are: C, or 0.
+      listed: positions in a message: C, or 0.
       capacity: units C in a message, of `width` elements D of `dtype`.
 
     Returns:
       head int32 [n, H], positions int32 [n, listed] and values [n, C, D].
     """
-    n, units = messages.shape[0], head_words + listed
+    n = messages.shape[0]
+    return custom_call_or(
+        lambda messages: unpack_reference(messages, head_words, listed, capacity, width, dtype),
+        "zen_unpack",
+        [messages],
+        [((n, head_words), jnp.int32), ((n, listed), jnp.int32), ((n, capacity, width), dtype)],
+    )
 
-    def reference(messages: Array) -> tuple[Array, Array, Array]:
-        integers = lax.bitcast_convert_type(messages[:, :units], jnp.int32)
-        values = from_words(messages[:, units:], capacity * width, dtype).reshape(n, capacity, width)
-        return integers[:, :head_words], integers[:, head_words:], values
 
-    results = [((n, head_words), jnp.int32), ((n, listed), jnp.int32), ((n, capacity, width), dtype)]
-    return custom_call_or(reference, "zen_unpack", [messages], results)
+def pack_reference(head: Array, positions: Array, values: Array, counts: Array, capacity: int) -> Array:
+    """The pure-JAX lowering of `pack`."""
+    filled = jnp.arange(capacity, dtype=jnp.int32)[None, :] < counts[:, None]
+    positions = positions[:, :capacity]
+    positions = jnp.where(filled[:, : positions.shape[1]], positions, 0)
+    values = jnp.where(filled[:, :, None], values[:, :capacity], jnp.zeros((), values.dtype))
+    integers = lax.bitcast_convert_type(jnp.concatenate([head, positions], axis=1), jnp.uint32)
+    return jnp.concatenate([integers, to_words(values.reshape(len(values), -1))], axis=1)
+
+
+def unpack_reference(
+    messages: Array, head_words: int, listed: int, capacity: int, width: int, dtype: jnp.dtype
+) -> tuple[Array, Array, Array]:
+    """The pure-JAX lowering of `unpack`."""
+    units = head_words + listed
+    integers = lax.bitcast_convert_type(messages[:, :units], jnp.int32)
+    values = from_words(messages[:, units:], capacity * width, dtype).reshape(-1, capacity, width)
+    return integers[:, :head_words], integers[:, head_words:], values

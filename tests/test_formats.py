@@ -1,0 +1,53 @@
+"""Messages in both lowerings against NumPy: layout, dtypes, capacities, batching."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import FLOATS, assert_same_bits
+
+from zen_jax.formats import message
+
+N, ROOM = 3, 7
+LOWERINGS = {
+    "public": (message.pack, message.unpack),
+    "reference": (message.pack_reference, message.unpack_reference),
+}
+
+
+def _buckets(dtype, width, head_words, listed, seed=0):
+    """Two batch items, with what partition leaves beyond a count: anything."""
+    rng = np.random.default_rng(seed)
+    head = rng.integers(-(2**31), 2**31, (2, N, head_words), dtype=np.int32)
+    positions = rng.integers(0, 2**31, (2, N, ROOM if listed else 0), dtype=np.int32)
+    values = rng.normal(size=(2, N, ROOM, width)).astype(dtype)
+    counts = np.array([[0, 2, ROOM], [ROOM + 5, 1, 3]], np.int32)
+    return head, positions, values, counts
+
+
+def _message(head, positions, values, count, capacity):
+    """One message as bytes, and what is unpacked of it."""
+    filled = (np.arange(capacity) < count).astype(np.int32)
+    positions = positions[:capacity] * filled[: len(positions)]
+    values = np.where(filled[:, None] > 0, values[:capacity], np.zeros((), values.dtype))
+    units = values.tobytes()
+    return head.tobytes() + positions.tobytes() + units + bytes(-len(units) % 4), (head, positions, values)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("capacity", [1, 5])
+@pytest.mark.parametrize(("head_words", "listed"), [(1, True), (0, False), (2, False)])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_messages(dtype, head_words, listed, capacity, lowering):
+    pack, unpack = LOWERINGS[lowering]
+    with jax.enable_x64(dtype == "float64"):
+        for width in (1, 3):
+            buckets = _buckets(FLOATS[dtype], width, head_words, listed)
+            packed = jax.vmap(lambda *parts: pack(*parts, capacity))(*map(jnp.asarray, buckets))
+            sizes = (head_words, capacity * listed, capacity, width, FLOATS[dtype])
+            unpacked = jax.vmap(lambda messages, sizes=sizes: unpack(messages, *sizes))(packed)
+            for item in np.ndindex(2, N):
+                expected, parts = _message(*(part[item] for part in buckets), capacity)
+                assert np.asarray(packed[item]).tobytes() == expected
+                for part, found in zip(parts, unpacked, strict=True):
+                    assert_same_bits(np.asarray(found[item]), part)
