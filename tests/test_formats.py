@@ -1,7 +1,6 @@
 """Messages in both lowerings against NumPy: layout, dtypes, capacities, batching."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import FLOATS, assert_same_bits
@@ -43,9 +42,15 @@ def test_messages(dtype, head_words, listed, capacity, lowering):
     with jax.enable_x64(dtype == "float64"):
         for width in (1, 3):
             buckets = _buckets(FLOATS[dtype], width, head_words, listed)
-            packed = jax.vmap(lambda *parts: pack(*parts, capacity))(*map(jnp.asarray, buckets))
             sizes = (head_words, capacity * listed, capacity, width, FLOATS[dtype])
-            unpacked = jax.vmap(lambda messages, sizes=sizes: unpack(messages, *sizes))(packed)
+
+            @jax.jit
+            @jax.vmap
+            def there_and_back(*parts, sizes=sizes):
+                packed = pack(*parts, capacity)
+                return packed, unpack(packed, *sizes)
+
+            packed, unpacked = there_and_back(*buckets)
             for item in np.ndindex(2, N):
                 expected, parts = _message(*(part[item] for part in buckets), capacity)
                 assert np.asarray(packed[item]).tobytes() == expected

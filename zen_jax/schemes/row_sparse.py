@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from zen_jax import _axis, hashing, kernels
@@ -62,9 +61,9 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     fullest, push_stats = agree_on_push(counts, total_rows, axis_name, request)
 
     def push_with(capacity: int) -> Callable[..., Messages]:
-        def branch(ids: Array, rows: Array) -> Messages:
+        def branch(positions: Array, rows: Array) -> Messages:
             entry = first_of_each(sorted_entries, first, capacity)
-            messages = coo.pack(hashing.position_of(ids[entry], n), rows[entry], counts, capacity)
+            messages = coo.pack(_at(positions, entry), _at(rows, entry), counts, capacity)
             received = coo.unpack(_axis.all_to_all(messages, axis_name), capacity, width, dtype)
             return _merge(received, shard_room, unused=server_rows, divisor=request.divisor(n))
 
@@ -74,20 +73,19 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
         def branch(positions: Array, sums: Array, count: Array, *source: Array) -> tuple[Array, Array]:
             message = coo.pack(positions[None], sums[None], count[None], capacity)[0]
             positions, sums, _ = coo.unpack(_axis.all_gather(message, axis_name), capacity, width, dtype)
-            ids = hashing.index_of(np.arange(n, dtype=np.int32)[:, None], positions, n, request.seed)
-            return (
-                ids.at[source].get(mode="fill", fill_value=total_rows),
-                sums.at[source].get(mode="fill", fill_value=0),
-            )
+            return _at(positions, source), _at(sums, source)
 
         return branch
 
     push_rung = rung_for(fullest, push_rungs)
-    shard = lax.switch(push_rung, [push_with(c) for c in push_rungs], gradient.ids, rows)
+    positions = hashing.position_of(gradient.ids, n)
+    shard = lax.switch(push_rung, [push_with(c) for c in push_rungs], positions, rows)
     shard_counts = _axis.all_gather(shard[2], axis_name)
     pull_rung = rung_for(request.agreed(jnp.max(shard_counts)), pull_rungs)
-    source = _source(shard_counts, result_room)
-    ids, reduced = lax.switch(pull_rung, [pull_with(c) for c in pull_rungs], *shard, *source)
+    exists, server, entry = _source(shard_counts, result_room)
+    positions, reduced = lax.switch(pull_rung, [pull_with(c) for c in pull_rungs], *shard, server, entry)
+    ids = jnp.where(exists, hashing.index_of(server, positions, n, request.seed), total_rows)
+    reduced = jnp.where(exists[:, None], reduced, jnp.zeros((), dtype))
     ascending = jnp.argsort(ids)
 
     reduced_rows = jnp.sum(shard_counts, dtype=jnp.float32)
@@ -109,15 +107,22 @@ def _rungs(top: int, n: int, unit_bytes: int) -> tuple[int, ...]:
     return tuple(capacity for capacity in ladder(top, None, unit_bytes) if capacity >= least)
 
 
-def _source(counts: Array, room: int) -> tuple[Array, Array]:
-    """The server, and the entry of its message, of each of `room` rows when servers' rows follow one another.
+def _at(x: Array, indices: Array | tuple[Array, ...]) -> Array:
+    """x at indices that lie within it: each branch of a ladder would compile what looks after others."""
+    return x.at[indices].get(mode="promise_in_bounds")
 
-    Beyond the last row the server is n, which does not exist.
+
+def _source(counts: Array, room: int) -> tuple[Array, Array, Array]:
+    """Where each of `room` rows lies when servers' rows follow one another.
+
+    Returns:
+      Whether there is such a row, its server and the entry of its message; those of no row are 0.
     """
     end = jnp.cumsum(counts, dtype=jnp.int32)
     row = jnp.arange(room, dtype=jnp.int32)
-    server = jnp.searchsorted(end, row, side="right").astype(jnp.int32)
-    return server, row - (end - counts).at[server].get(mode="clip")
+    exists = row < end[-1]
+    server = jnp.where(exists, jnp.searchsorted(end, row, side="right").astype(jnp.int32), 0)
+    return exists, server, jnp.where(exists, row - _at(end - counts, server), 0)
 
 
 def _merge(messages: Messages, room: int, *, unused: int, divisor: int) -> Messages:
