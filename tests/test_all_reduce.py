@@ -204,6 +204,18 @@ def test_negative_zero_counts_as_zero():
         check("vmap", 3, stack, np.zeros((31, 4), np.float32), scheme, scheme=scheme)
 
 
+@pytest.mark.parametrize("scheme", [scheme for scheme in SCHEMES if scheme != "sparcml"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_floats_travel_in_16_bits(dtype, scheme):
+    """XLA widens collectives of bfloat16 on CPUs; sparcml alone sends partial sums, which are float32."""
+    worker = functools.partial(zen.all_reduce, axis_name=harness.AXIS, scheme=scheme)
+    step = harness.spmd(worker, "shard_map", 3)
+    program = step.lower(jax.ShapeDtypeStruct((3, 31, 4), FLOATS[dtype])).compile().as_text()
+    collectives = [line.split("metadata")[0] for line in program.splitlines() if " all-" in line]
+    assert any("all-gather(" in line for line in collectives)
+    assert not [line for line in collectives if "f32[" in line]
+
+
 def test_float16_rounds_once():
     """2048 + 1 + 1 is 2050 in float32 and 2048 when each step rounds; 65504 + 65504 overflows only on the way."""
     stack = np.zeros((3, 31, 4), np.float16)

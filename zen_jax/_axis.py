@@ -1,7 +1,7 @@
 """Collectives under a named axis, alike in shard_map (check_vma on or off), pmap and vmap."""
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -111,8 +111,8 @@ def largest_beside(x: Array, axis_name: AxisName) -> Array:
 
 def all_gather(x: Array, axis_name: AxisName) -> Array:
     """[...] to [n, ...], the same on every worker and typed so where shard_map tracks it."""
-    invarying = any(axis in varying(x) for axis in axis_names(axis_name))
-    return lax.all_gather(x, axis_name, to="invarying" if invarying else "varying")
+    to = "invarying" if any(axis in varying(x) for axis in axis_names(axis_name)) else "varying"
+    return _bytes_sent(lambda x: lax.all_gather(x, axis_name, to=to), x)
 
 
 def all_to_all(x: Array, axis_name: AxisName) -> Array:
@@ -120,7 +120,7 @@ def all_to_all(x: Array, axis_name: AxisName) -> Array:
     if not _is_manual(axis_name):
         # Of what is the same for all of vmap's workers, JAX makes an array of another shape.
         x = jnp.where(lax.axis_index(axis_name) >= 0, x, x)
-    return lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0)
+    return _bytes_sent(lambda x: lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0), x)
 
 
 def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> Array:
@@ -131,7 +131,14 @@ def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> 
         sources, targets = ([pair[end] for pair in pairs] for end in (0, 1))
         idle = zip(sorted(set(workers) - set(sources)), sorted(set(workers) - set(targets)), strict=True)
         pairs = [*pairs, *idle]
-    return lax.ppermute(x, axis_name, pairs)
+    return _bytes_sent(lambda x: lax.ppermute(x, axis_name, pairs), x)
+
+
+def _bytes_sent(collective: Callable[[Array], Array], x: Array) -> Array:
+    """`collective(x)`, with bfloat16 as integers: XLA on CPUs would send it as float32."""
+    if x.dtype != jnp.bfloat16:
+        return collective(x)
+    return lax.bitcast_convert_type(collective(lax.bitcast_convert_type(x, jnp.uint16)), x.dtype)
 
 
 def replicated(x: Array, axis_name: AxisName) -> Array:
