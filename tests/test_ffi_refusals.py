@@ -50,12 +50,17 @@ TAKEN = {
     "zen_pack": (
         {"head": ((2, 1), I), "positions": ((2, 4), I), "values": ((2, 4, 3), H), "counts": ((2,), I)},
         {"first": ((9,), U), "second": ((9,), U)},
-        {"capacity": np.int64(3)},
+        {"capacity": np.int64(3), "beyond": np.int32(0)},
     ),
     "zen_unpack": (
         {"messages": ((2, 9), U)},
         {"head": ((2, 1), I), "positions": ((2, 3), I), "values": ((2, 3, 3), H)},
         {},
+    ),
+    "zen_unpack_joined": (
+        {"messages": ((2, 9), U), "counts": ((2,), I)},
+        {"positions": ((5,), I), "values": ((5, 3), H)},
+        {"capacity": np.int64(3)},
     ),
     "zen_hierarchical_hash": (
         {"indices": ((4,), I)},
@@ -110,6 +115,11 @@ REFUSED = [
     ("zen_unpack", {"messages": ((2, 8), U)}, "messages has shape [2, 8], expected [2, 9]"),
     ("zen_unpack", {"head": ((2, 1), U)}, "head has dtype U32, expected S32"),
     ("zen_unpack", {"values": ((2, 2, 3), H)}, "positions has shape [2, 3], expected [2, 2]"),
+    ("zen_unpack_joined", {"counts": ((3,), I)}, "counts has shape [3], expected [2]"),
+    ("zen_unpack_joined", {"positions": ((4,), I)}, "positions has shape [4], expected [5]"),
+    ("zen_unpack_joined", {"values": ((5, 3), I)}, "values has dtype S32, expected float32, float64"),
+    ("zen_unpack_joined", {"capacity": np.int64(0)}, "capacity is 0, expected 1 to"),
+    ("zen_unpack_joined", {"capacity": np.int64(4)}, "the number of words in a head is -1, expected 0 to"),
     ("zen_hierarchical_hash", {"memory": ((2, 7), U)}, "memory has shape [2, 7], expected [2, 8]"),
     ("zen_hierarchical_hash", {"n": np.int64(3)}, "memory has shape [2, 8], expected [3, 8]"),
     ("zen_hierarchical_hash", {"r1": np.int64(-1)}, "r1 is -1, expected 0 to"),

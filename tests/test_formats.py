@@ -1,6 +1,7 @@
 """Messages in both lowerings against NumPy: layout, dtypes, capacities, batching."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import FLOATS, assert_same_bits
@@ -9,8 +10,8 @@ from zen_jax.formats import message
 
 N, ROOM = 3, 7
 LOWERINGS = {
-    "public": (message.pack, message.unpack),
-    "reference": (message.pack_reference, message.unpack_reference),
+    "public": (message.pack, message.unpack, message.unpack_joined),
+    "reference": (message.pack_reference, message.unpack_reference, message.unpack_joined_reference),
 }
 
 
@@ -38,7 +39,7 @@ def _message(head, positions, values, count, capacity):
 @pytest.mark.parametrize(("head_words", "listed"), [(1, True), (0, False), (2, False)])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_messages(dtype, head_words, listed, capacity, lowering):
-    pack, unpack = LOWERINGS[lowering]
+    pack, unpack, _ = LOWERINGS[lowering]
     with jax.enable_x64(dtype == "float64"):
         for width in (1, 3):
             buckets = _buckets(FLOATS[dtype], width, head_words, listed)
@@ -56,3 +57,39 @@ def test_messages(dtype, head_words, listed, capacity, lowering):
                 assert np.asarray(packed[item]).tobytes() == expected
                 for part, found in zip(parts, unpacked, strict=True):
                     assert_same_bits(np.asarray(found[item]), part)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("capacity", [1, 4])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_joined_messages(dtype, capacity, lowering):
+    pack, _, unpack_joined = LOWERINGS[lowering]
+    counts = np.array([[0, 2, 4], [3, 0, 0]], np.int32)
+    with jax.enable_x64(dtype == "float64"):
+        for width in (1, 3):
+            head, positions, values, _ = _buckets(FLOATS[dtype], width, 1, listed=True)
+            positions, values = positions[:, :1], values[:, :1]
+
+            @jax.jit
+            @jax.vmap
+            def there_and_back(head, positions, values, counts, width=width):
+                packed = pack(head, positions, values, counts, capacity, beyond=99)
+                joined = unpack_joined(packed, jnp.minimum(counts, capacity), ROOM, 1, capacity, width, FLOATS[dtype])
+                return packed, joined
+
+            packed, joined = there_and_back(head, positions, values, counts)
+            for item in range(2):
+                begin = np.cumsum(counts[item]) - counts[item]
+                taken = [slice(b, b + min(c, capacity)) for b, c in zip(begin, counts[item], strict=True)]
+                for bucket, entries in enumerate(taken):
+                    mine, units = positions[item, 0, entries], values[item, 0, entries]
+                    filler = capacity - len(mine)
+                    listed = np.pad(mine, (0, filler), constant_values=99)
+                    sent = np.concatenate([units, np.zeros((filler, width), units.dtype)]).tobytes()
+                    expected = head[item, bucket].tobytes() + listed.tobytes() + sent + bytes(-len(sent) % 4)
+                    assert np.asarray(packed[item, bucket]).tobytes() == expected
+                for found, part in zip(joined, (positions[item, 0], values[item, 0]), strict=True):
+                    whole = np.zeros_like(part)
+                    entries = np.concatenate([part[some] for some in taken])
+                    whole[: len(entries)] = entries
+                    assert_same_bits(np.asarray(found[item]), whole)

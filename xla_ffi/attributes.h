@@ -12,6 +12,7 @@ namespace zen::attr {
   inline constexpr char kNameOf##Name[] = #name; \
   using Name = xla::ffi::Attr<T, kNameOf##Name>
 
+ZEN_ATTRIBUTE(Capacity, int64_t, capacity);
 ZEN_ATTRIBUTE(Chunks, int64_t, chunks);
 ZEN_ATTRIBUTE(Divisor, int64_t, divisor);
 ZEN_ATTRIBUTE(Fill, int32_t, fill);

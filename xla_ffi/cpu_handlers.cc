@@ -152,7 +152,7 @@ ffi::Error decode_handler(Pool pool, ffi::AnyBuffer words, ffi::AnyBuffer values
 }
 
 ffi::Error pack_handler(Pool pool, ffi::AnyBuffer head, ffi::AnyBuffer positions, ffi::AnyBuffer values,
-                        ffi::AnyBuffer counts, ffi::RemainingRets results, int64_t capacity) {
+                        ffi::AnyBuffer counts, ffi::RemainingRets results, int64_t capacity, int32_t beyond) {
   std::vector<ffi::AnyBuffer> messages;
   for (size_t i = 0; i < results.size(); ++i) {
     auto message = results.get<ffi::AnyBuffer>(i);
@@ -165,7 +165,7 @@ ffi::Error pack_handler(Pool pool, ffi::AnyBuffer head, ffi::AnyBuffer positions
   for (const ffi::AnyBuffer& message : messages) to.push_back(data<uint32_t>(message));
   const PartsToPack parts{data<const int32_t>(head), data<const int32_t>(positions), data<const char>(values)};
   return launch(pool, [&](const Context& context) {
-    pack(*problem, parts, data<const int32_t>(counts), to, context);
+    pack(*problem, parts, data<const int32_t>(counts), beyond, to, context);
   });
 }
 
@@ -179,6 +179,7 @@ XLA_FFI_Error* call_pack(XLA_FFI_CallFrame* frame) {
                                          .Arg<ffi::AnyBuffer>()
                                          .RemainingRets()
                                          .Attr<int64_t>("capacity")
+                                         .Attr<int32_t>("beyond")
                                          .To(pack_handler)
                                          .release();
   return handler->Call(frame);
@@ -190,6 +191,16 @@ ffi::Error unpack_handler(Pool pool, ffi::AnyBuffer messages, Result head, Resul
   const UnpackedParts parts{data<int32_t>(*head), data<int32_t>(*positions), data<char>(*values)};
   return launch(pool, [&](const Context& context) {
     unpack(*problem, data<const uint32_t>(messages), parts, context);
+  });
+}
+
+ffi::Error unpack_joined_handler(Pool pool, ffi::AnyBuffer messages, ffi::AnyBuffer counts, Result positions,
+                                 Result values, attr::Capacity capacity) {
+  const auto problem = check_unpack_joined(messages, counts, *positions, *values, *capacity);
+  if (problem.has_error()) return problem.error();
+  return launch(pool, [&](const Context& context) {
+    unpack_joined(*problem, data<const uint32_t>(messages), data<const int32_t>(counts), data<int32_t>(*positions),
+                  data<char>(*values), context);
   });
 }
 
@@ -297,6 +308,7 @@ const std::vector<Registration>& registrations() {
       {"zen_hash_bitmap_decode", call<decode_handler>},
       {"zen_pack", call_pack},
       {"zen_unpack", call<unpack_handler>},
+      {"zen_unpack_joined", call<unpack_joined_handler>},
       {"zen_hierarchical_hash", call<hierarchical_hash_handler>},
       {"zen_send_largest", call<send_largest_handler>},
       {"zen_list_largest", call<list_largest_handler>},

@@ -167,9 +167,14 @@ Inbox check_inbox(Checker& check, ffi::AnyBuffer positions, ffi::AnyBuffer value
   return {n, capacity, width};
 }
 
-// What messages are made of, with room for all that the buckets hold.
+// Of units [..., width].
+int64_t unit_bytes(ffi::AnyBuffer values) {
+  return values.dimensions().back() * static_cast<int64_t>(ffi::ByteWidth(values.element_type()));
+}
+
+// What messages are made of, with room for all that the buckets hold: n of them, or one list that they share.
 MessageProblem check_parts(Checker& check, int64_t n, int64_t head_words, ffi::AnyBuffer head, ffi::AnyBuffer positions,
-                           ffi::AnyBuffer values) {
+                           ffi::AnyBuffer values, bool joinable) {
   const Dims units = check.trailing("values", values, 3);
   const int64_t room = units[1], listed = check.trailing("positions", positions, 2)[1];
   check.dtype("head", head, ffi::S32);
@@ -177,11 +182,11 @@ MessageProblem check_parts(Checker& check, int64_t n, int64_t head_words, ffi::A
   check.float_dtype("values", values);
   check.servers(n);
   check.capacity(room);
+  const int64_t lists = joinable && units[0] == 1 ? 1 : n;
   check.shape("head", head, {n, head_words});
-  check.shape("positions", positions, {n, listed == 0 ? 0 : room});
-  check.shape("values", values, {n, room, units[2]});
-  const int64_t unit_bytes = units[2] * static_cast<int64_t>(ffi::ByteWidth(values.element_type()));
-  return {check.batch(), n, head_words, listed != 0, room, room, unit_bytes};
+  check.shape("positions", positions, {lists, listed == 0 ? 0 : room});
+  check.shape("values", values, {lists, room, units[2]});
+  return {check.batch(), n, head_words, listed != 0, lists < n, room, room, unit_bytes(values)};
 }
 
 template <typename Problem>
@@ -319,7 +324,7 @@ ffi::ErrorOr<MessageProblem> check_pack(ffi::AnyBuffer head, ffi::AnyBuffer posi
                                         const std::vector<ffi::AnyBuffer>& messages) {
   Checker check("zen_pack");
   const Dims first = check.first("head", head, 2);
-  const MessageProblem problem = check_parts(check, first[0], first[1], head, positions, values);
+  const MessageProblem problem = check_parts(check, first[0], first[1], head, positions, values, /*joinable=*/true);
   check.dtype("counts", counts, ffi::S32);
   check.shape("counts", counts, {problem.n});
   check.in_range("capacity", capacity, 1, problem.room);
@@ -339,8 +344,29 @@ ffi::ErrorOr<MessageProblem> check_unpack(ffi::AnyBuffer messages, ffi::AnyBuffe
   const int64_t n = check.first("messages", messages, 2)[0];
   check.dtype("messages", messages, ffi::U32);
   const int64_t head_words = check.trailing("head", head, 2)[1];
-  const MessageProblem problem = check_parts(check, n, head_words, head, positions, values);
+  const MessageProblem problem = check_parts(check, n, head_words, head, positions, values, /*joinable=*/false);
   if (check.ok()) check.shape("messages", messages, {n, problem.words()});
+  return result(check, problem);
+}
+
+ffi::ErrorOr<MessageProblem> check_unpack_joined(ffi::AnyBuffer messages, ffi::AnyBuffer counts,
+                                                 ffi::AnyBuffer positions, ffi::AnyBuffer values, int64_t capacity) {
+  Checker check("zen_unpack_joined");
+  const Dims sent = check.first("messages", messages, 2);
+  const Dims units = check.trailing("values", values, 2);
+  const int64_t n = sent[0], room = units[0];
+  check.dtype("messages", messages, ffi::U32);
+  check.dtype("counts", counts, ffi::S32);
+  check.dtype("positions", positions, ffi::S32);
+  check.float_dtype("values", values);
+  check.servers(n);
+  check.capacity(capacity);
+  check.shape("counts", counts, {n});
+  check.shape("positions", positions, {room});
+  if (!check.ok()) return ffi::Unexpected(check.error());
+  MessageProblem problem{check.batch(), n, 0, true, true, room, capacity, unit_bytes(values)};
+  problem.head_words = sent[1] - problem.words();
+  check.in_range("the number of words in a head", problem.head_words, 0, kMaxPosition);
   return result(check, problem);
 }
 

@@ -52,6 +52,9 @@ ffi::ErrorOr<MessageProblem> check_pack(ffi::AnyBuffer head, ffi::AnyBuffer posi
 ffi::ErrorOr<MessageProblem> check_unpack(ffi::AnyBuffer messages, ffi::AnyBuffer head, ffi::AnyBuffer positions,
                                           ffi::AnyBuffer values);
 
+ffi::ErrorOr<MessageProblem> check_unpack_joined(ffi::AnyBuffer messages, ffi::AnyBuffer counts,
+                                                 ffi::AnyBuffer positions, ffi::AnyBuffer values, int64_t capacity);
+
 ffi::ErrorOr<HierarchicalHashProblem> check_hierarchical_hash(ffi::AnyBuffer indices, int64_t n, int64_t r1, int64_t r2,
                                                               int64_t k, ffi::AnyBuffer memory, ffi::AnyBuffer counts,
                                                               ffi::AnyBuffer overflow);

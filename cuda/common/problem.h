@@ -63,7 +63,8 @@ struct MessageProblem {
   int64_t n;
   int64_t head_words;
   bool has_positions;
-  int64_t room;      // of the buckets
+  bool joined;       // the buckets follow one another in one list, without gaps
+  int64_t room;      // of each bucket, or of that list
   int64_t capacity;  // of the messages
   int64_t unit_bytes;
 

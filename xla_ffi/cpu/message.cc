@@ -9,18 +9,37 @@ namespace {
 
 constexpr int64_t kWordBytes = sizeof(uint32_t);
 
-char* bytes_of(uint32_t* words) { return reinterpret_cast<char*>(words); }
-const char* bytes_of(const uint32_t* words) { return reinterpret_cast<const char*>(words); }
+// Where a bucket's entries lie among those of the whole batch, and how many of them travel.
+struct Bucket {
+  int64_t begin;
+  int64_t filled;
+};
 
-// Entries of `range`, of which those from `filled` on become zeros.
-void copy_filled(char* to, const char* from, int64_t entry_bytes, Range range, int64_t filled) {
-  const int64_t begin = range.begin * entry_bytes, end = range.end * entry_bytes;
-  const int64_t middle = std::clamp(filled * entry_bytes, begin, end);
-  std::copy(from + begin, from + middle, to + begin);
-  std::fill(to + middle, to + end, 0);
+// Of the whole batch, each of its count of entries but no more than `most`. No count leads out of the room.
+std::vector<Bucket> buckets_of(const MessageProblem& p, const int32_t* counts, int64_t most) {
+  std::vector<Bucket> buckets(p.batch * p.n);
+  const int64_t in_room = p.joined ? p.n : 1;
+  int64_t begin = 0;
+  for (int64_t i = 0; i < p.batch * p.n; ++i) {
+    if (i % in_room == 0) begin = i / in_room * p.room;
+    const int64_t left = (i / in_room + 1) * p.room - begin;
+    const int64_t count = std::clamp<int64_t>(counts[i], 0, std::min(most, left));
+    buckets[i] = {begin, std::min(count, p.capacity)};
+    begin += count;
+  }
+  return buckets;
 }
 
-// Calls body(bucket, range of entries) for all of every bucket, numbered through the batch.
+// Entries of `range`, of `width` Ts each; from `filled` on they become `beyond`.
+template <typename T>
+void copy_filled(T* to, const T* from, int64_t width, Range range, int64_t filled, T beyond) {
+  const int64_t begin = range.begin * width, end = range.end * width;
+  const int64_t middle = std::clamp(filled * width, begin, end);
+  std::copy(from + begin, from + middle, to + begin);
+  std::fill(to + middle, to + end, beyond);
+}
+
+// Calls body(bucket, range of entries of its message) for all of every bucket, numbered through the batch.
 template <typename Body>
 void for_each_range(const MessageProblem& p, const Context& context, const Body& body) {
   const int64_t buckets = p.batch * p.n;
@@ -31,38 +50,57 @@ void for_each_range(const MessageProblem& p, const Context& context, const Body&
 
 }  // namespace
 
-void pack(const MessageProblem& p, const PartsToPack& parts, const int32_t* counts,
+void pack(const MessageProblem& p, const PartsToPack& parts, const int32_t* counts, int32_t beyond,
           const std::vector<uint32_t*>& messages, const Context& context) {
-  for_each_range(p, context, [&](int64_t bucket, Range range) {
-    const int64_t filled = std::clamp<int64_t>(counts[bucket], 0, p.capacity);
-    uint32_t* to = messages[bucket % p.n] + bucket / p.n * p.words();
-    if (range.begin == 0) std::copy_n(parts.head + bucket * p.head_words, p.head_words, to);
+  const std::vector<Bucket> buckets = buckets_of(p, counts, p.room);
+  for_each_range(p, context, [&](int64_t i, Range range) {
+    const Bucket bucket = buckets[i];
+    uint32_t* to = messages[i % p.n] + i / p.n * p.words();
+    if (range.begin == 0) std::copy_n(parts.head + i * p.head_words, p.head_words, to);
     to += p.head_words;
     if (p.has_positions) {
-      const int32_t* const positions = parts.positions + bucket * p.room;
-      copy_filled(bytes_of(to), reinterpret_cast<const char*>(positions), sizeof(int32_t), range, filled);
+      copy_filled(reinterpret_cast<int32_t*>(to), parts.positions + bucket.begin, 1, range, bucket.filled, beyond);
       to += p.capacity;
     }
-    const char* const units = parts.units + bucket * p.room * p.unit_bytes;
-    copy_filled(bytes_of(to), units, p.unit_bytes, range, filled);
+    char* const units = reinterpret_cast<char*>(to);
+    copy_filled(units, parts.units + bucket.begin * p.unit_bytes, p.unit_bytes, range, bucket.filled, char{0});
     if (range.begin < range.end && range.end == p.capacity) {
-      std::fill(bytes_of(to) + p.capacity * p.unit_bytes, bytes_of(to) + p.unit_words() * kWordBytes, 0);
+      std::fill(units + p.capacity * p.unit_bytes, units + p.unit_words() * kWordBytes, 0);
     }
   });
 }
 
 void unpack(const MessageProblem& p, const uint32_t* messages, const UnpackedParts& parts, const Context& context) {
-  for_each_range(p, context, [&](int64_t bucket, Range range) {
-    const uint32_t* from = messages + bucket * p.words();
-    if (range.begin == 0) std::copy_n(from, p.head_words, parts.head + bucket * p.head_words);
+  for_each_range(p, context, [&](int64_t i, Range range) {
+    const uint32_t* from = messages + i * p.words();
+    if (range.begin == 0) std::copy_n(from, p.head_words, parts.head + i * p.head_words);
     from += p.head_words;
     if (p.has_positions) {
-      char* const positions = reinterpret_cast<char*>(parts.positions + bucket * p.capacity);
-      copy_filled(positions, bytes_of(from), sizeof(int32_t), range, p.capacity);
+      copy_filled(parts.positions + i * p.capacity, reinterpret_cast<const int32_t*>(from), 1, range, p.capacity, 0);
       from += p.capacity;
     }
-    copy_filled(parts.units + bucket * p.capacity * p.unit_bytes, bytes_of(from), p.unit_bytes, range, p.capacity);
+    char* const units = parts.units + i * p.capacity * p.unit_bytes;
+    copy_filled(units, reinterpret_cast<const char*>(from), p.unit_bytes, range, p.capacity, char{0});
   });
+}
+
+void unpack_joined(const MessageProblem& p, const uint32_t* messages, const int32_t* counts, int32_t* positions,
+                   char* units, const Context& context) {
+  const std::vector<Bucket> buckets = buckets_of(p, counts, p.capacity);
+  for_each_range(p, context, [&](int64_t i, Range range) {
+    const Bucket bucket = buckets[i];
+    const uint32_t* const from = messages + i * p.words() + p.head_words;
+    range = {std::min(range.begin, bucket.filled), std::min(range.end, bucket.filled)};
+    copy_filled(positions + bucket.begin, reinterpret_cast<const int32_t*>(from), 1, range, bucket.filled, 0);
+    copy_filled(units + bucket.begin * p.unit_bytes, reinterpret_cast<const char*>(from + p.capacity), p.unit_bytes,
+                range, bucket.filled, char{0});
+  });
+  for (int64_t item = 0; item < p.batch; ++item) {
+    const Bucket last = buckets[(item + 1) * p.n - 1];
+    const int64_t begin = last.begin + last.filled, end = (item + 1) * p.room;
+    std::fill(positions + begin, positions + end, 0);
+    std::fill(units + begin * p.unit_bytes, units + end * p.unit_bytes, 0);
+  }
 }
 
 }  // namespace zen

@@ -12,22 +12,30 @@ def message_bytes(capacity: int, width: int, dtype: jnp.dtype) -> int:
     return WORD_BYTES * (1 + capacity + words_for(capacity * width, dtype))
 
 
-def pack(positions: Array, values: Array, counts: Array, capacity: int) -> Array:
+def pack(positions: Array, values: Array, counts: Array, capacity: int, *, beyond: int = 0) -> Array:
     """Packs the first entries of buckets into messages; what lies beyond a bucket's count becomes zeros.
 
     Args:
-      positions: int32 [n, R].
-      values: float [n, R, D].
+      positions: int32 [n, R]; or [1, R], the buckets one after another in one list.
+      values: float [n, R, D], or [1, R, D].
       counts: int32 [n].
       capacity: room C of a message, at most R.
+      beyond: the position that stands beyond a bucket's count.
 
     Returns:
       uint32 [n, message_bytes(C, D, dtype) / 4].
     """
-    return message.pack(counts[:, None], positions, values, counts, capacity)
+    return message.pack(counts[:, None], positions, values, counts, capacity, beyond=beyond)
 
 
 def unpack(messages: Array, capacity: int, width: int, dtype: jnp.dtype) -> tuple[Array, Array, Array]:
     """The inverse of `pack`: positions [n, C], values [n, C, D] and counts [n]."""
     counts, positions, values = message.unpack(messages, 1, capacity, capacity, width, dtype)
     return positions, values, counts[:, 0]
+
+
+def unpack_joined(
+    messages: Array, counts: Array, room: int, capacity: int, width: int, dtype: jnp.dtype
+) -> tuple[Array, Array]:
+    """One list of all messages' entries, positions [room] and values [room, D]: zeros behind the sum of counts [n]."""
+    return message.unpack_joined(messages, counts, room, 1, capacity, width, dtype)

@@ -9,29 +9,32 @@ from zen_jax.formats.words import from_words, to_words, words_for
 from zen_jax.kernels._lowering import custom_call_or
 
 
-def pack(head: Array, positions: Array, values: Array, counts: Array, capacity: int) -> Array:
+def pack(head: Array, positions: Array, values: Array, counts: Array, capacity: int, *, beyond: int = 0) -> Array:
     """Packs buckets into messages; what lies beyond a bucket's count becomes zeros.
 
     Args:
       head: int32 [n, H], which each message begins with.
-      positions: int32 [n, R], or [n, 0] for messages without any.
-      values: float [n, R, D].
+      positions: int32 [n, R]; or [1, R], the buckets one after another in one list; or [n, 0] for messages without any.
+      values: float [n, R, D], or [1, R, D].
       counts: int32 [n].
       capacity: room C of a message, at most R; further entries are left out.
+      beyond: the position that stands beyond a bucket's count.
 
     Returns:
       uint32 [n, words].
     """
-    n, _, width = values.shape
+    width, dtype = values.shape[2], values.dtype
+    n, head_words = head.shape
     listed = capacity if positions.shape[1] else 0
     (messages,) = custom_call_or(
-        lambda *parts: (pack_reference(*parts, capacity),),
+        lambda *parts: (pack_reference(*parts, capacity, beyond=beyond),),
         "zen_pack",
         [head, positions, values, counts],
-        [((n, head.shape[1] + listed + words_for(capacity * width, values.dtype)), jnp.uint32)],
+        [((n, head_words + listed + words_for(capacity * width, dtype)), jnp.uint32)],
         # XLA's all-to-all on CPUs takes the rows of one array apart, and compiles a copy of each for that.
         cpu_rows=True,
         capacity=np.int64(capacity),
+        beyond=np.int32(beyond),
     )
     return messages
 
@@ -59,12 +62,56 @@ def unpack(
     )
 
 
-def pack_reference(head: Array, positions: Array, values: Array, counts: Array, capacity: int) -> Array:
+def unpack_joined(
+    messages: Array, counts: Array, room: int, head_words: int, capacity: int, width: int, dtype: jnp.dtype
+) -> tuple[Array, Array]:
+    """Unpacks messages with positions into one list: each one's entries up to its count, and zeros behind them all.
+
+    Args:
+      messages: uint32 [n, words].
+      counts: int32 [n], at most C.
+      room: entries R of the list, at least the sum of the counts.
+      head_words, capacity, width, dtype: as of `unpack`.
+
+    Returns:
+      positions int32 [R] and values [R, D].
+    """
+    return custom_call_or(
+        lambda *operands: unpack_joined_reference(*operands, room, head_words, capacity, width, dtype),
+        "zen_unpack_joined",
+        [messages, counts],
+        [((room,), jnp.int32), ((room, width), dtype)],
+        capacity=np.int64(capacity),
+    )
+
+
+def owners(counts: Array, room: int) -> tuple[Array, Array, Array]:
+    """Which bucket each of `room` entries belongs to when n buckets follow one another.
+
+    Returns:
+      Whether there is such an entry, its bucket and its place there; those of no entry are 0.
+    """
+    end = jnp.cumsum(counts, dtype=jnp.int32)
+    entry = jnp.arange(room, dtype=jnp.int32)
+    exists = entry < end[-1]
+    bucket = jnp.where(exists, jnp.searchsorted(end, entry, side="right").astype(jnp.int32), 0)
+    return exists, bucket, jnp.where(exists, entry - _at(end - counts, bucket), 0)
+
+
+def pack_reference(
+    head: Array, positions: Array, values: Array, counts: Array, capacity: int, *, beyond: int = 0
+) -> Array:
     """The pure-JAX lowering of `pack`."""
-    filled = jnp.arange(capacity, dtype=jnp.int32)[None, :] < counts[:, None]
-    positions = positions[:, :capacity]
-    positions = jnp.where(filled[:, : positions.shape[1]], positions, 0)
-    values = jnp.where(filled[:, :, None], values[:, :capacity], jnp.zeros((), values.dtype))
+    places = jnp.arange(capacity, dtype=jnp.int32)[None, :]
+    filled = places < counts[:, None]
+    if values.shape[0] == counts.size:
+        positions, values = positions[:, :capacity], values[:, :capacity]
+    else:
+        begin = jnp.cumsum(counts, dtype=jnp.int32) - counts
+        entry = jnp.minimum(begin[:, None] + places, values.shape[1] - 1)
+        positions, values = _at(positions[0], entry), _at(values[0], entry)
+    positions = jnp.where(filled[:, : positions.shape[1]], positions, beyond)
+    values = jnp.where(filled[:, :, None], values, jnp.zeros((), values.dtype))
     integers = lax.bitcast_convert_type(jnp.concatenate([head, positions], axis=1), jnp.uint32)
     return jnp.concatenate([integers, to_words(values.reshape(len(values), -1))], axis=1)
 
@@ -77,3 +124,18 @@ def unpack_reference(
     integers = lax.bitcast_convert_type(messages[:, :units], jnp.int32)
     values = from_words(messages[:, units:], capacity * width, dtype).reshape(-1, capacity, width)
     return integers[:, :head_words], integers[:, head_words:], values
+
+
+def unpack_joined_reference(
+    messages: Array, counts: Array, room: int, head_words: int, capacity: int, width: int, dtype: jnp.dtype
+) -> tuple[Array, Array]:
+    """The pure-JAX lowering of `unpack_joined`."""
+    _, positions, values = unpack_reference(messages, head_words, capacity, capacity, width, dtype)
+    exists, *source = owners(counts, room)
+    values = jnp.where(exists[:, None], _at(values, tuple(source)), jnp.zeros((), dtype))
+    return jnp.where(exists, _at(positions, tuple(source)), 0), values
+
+
+def _at(x: Array, indices: Array | tuple[Array, ...]) -> Array:
+    """x at indices that lie within it: each branch of a ladder would compile what looks after others."""
+    return x.at[indices].get(mode="promise_in_bounds")

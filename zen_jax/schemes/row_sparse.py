@@ -12,9 +12,10 @@ from jax import lax
 from zen_jax import _axis, hashing, kernels
 from zen_jax._typing import Array, AxisName
 from zen_jax.formats import coo
+from zen_jax.formats.message import owners
 from zen_jax.formats.words import WORD_BYTES
 from zen_jax.info import Info, density, make_info
-from zen_jax.kernels.partition_coo import by_server, first_of_each
+from zen_jax.kernels.partition_coo import by_server
 from zen_jax.row_sparse import RowSparseGradient, intact
 from zen_jax.schemes.dense import dense_bytes
 from zen_jax.schemes.ladder import ladder, rung_for
@@ -56,36 +57,34 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     push_rungs = _rungs(min(entries, server_rows), n, unit_bytes)
     pull_rungs = _rungs(shard_room, n, unit_bytes)
 
-    sorted_entries, first = by_server(gradient.ids, gradient.ids < total_rows, n, request.seed)
+    order, first = by_server(gradient.ids, gradient.ids < total_rows, n, request.seed)
     counts = first[1:] - first[:-1]
     fullest, push_stats = agree_on_push(counts, total_rows, axis_name, request)
 
     def push_with(capacity: int) -> Callable[..., Messages]:
         def branch(positions: Array, rows: Array) -> Messages:
-            entry = first_of_each(sorted_entries, first, capacity)
-            messages = coo.pack(_at(positions, entry), _at(rows, entry), counts, capacity)
+            messages = coo.pack(positions[None], rows[None], counts, capacity, beyond=server_rows)
             received = coo.unpack(_axis.all_to_all(messages, axis_name), capacity, width, dtype)
             return _merge(received, shard_room, unused=server_rows, divisor=request.divisor(n))
 
         return branch
 
     def pull_with(capacity: int) -> Callable[..., tuple[Array, Array]]:
-        def branch(positions: Array, sums: Array, count: Array, *source: Array) -> tuple[Array, Array]:
+        def branch(shard_counts: Array, positions: Array, sums: Array, count: Array) -> tuple[Array, Array]:
             message = coo.pack(positions[None], sums[None], count[None], capacity)[0]
-            positions, sums, _ = coo.unpack(_axis.all_gather(message, axis_name), capacity, width, dtype)
-            return _at(positions, source), _at(sums, source)
+            messages = _axis.all_gather(message, axis_name)
+            return coo.unpack_joined(messages, shard_counts, result_room, capacity, width, dtype)
 
         return branch
 
     push_rung = rung_for(fullest, push_rungs)
     positions = hashing.position_of(gradient.ids, n)
-    shard = lax.switch(push_rung, [push_with(c) for c in push_rungs], positions, rows)
+    shard = lax.switch(push_rung, [push_with(c) for c in push_rungs], positions[order], rows[order])
     shard_counts = _axis.all_gather(shard[2], axis_name)
     pull_rung = rung_for(request.agreed(jnp.max(shard_counts)), pull_rungs)
-    exists, server, entry = _source(shard_counts, result_room)
-    positions, reduced = lax.switch(pull_rung, [pull_with(c) for c in pull_rungs], *shard, server, entry)
+    positions, reduced = lax.switch(pull_rung, [pull_with(c) for c in pull_rungs], shard_counts, *shard)
+    exists, server, _ = owners(shard_counts, result_room)
     ids = jnp.where(exists, hashing.index_of(server, positions, n, request.seed), total_rows)
-    reduced = jnp.where(exists[:, None], reduced, jnp.zeros((), dtype))
     ascending = jnp.argsort(ids)
 
     reduced_rows = jnp.sum(shard_counts, dtype=jnp.float32)
@@ -107,32 +106,13 @@ def _rungs(top: int, n: int, unit_bytes: int) -> tuple[int, ...]:
     return tuple(capacity for capacity in ladder(top, None, unit_bytes) if capacity >= least)
 
 
-def _at(x: Array, indices: Array | tuple[Array, ...]) -> Array:
-    """x at indices that lie within it: each branch of a ladder would compile what looks after others."""
-    return x.at[indices].get(mode="promise_in_bounds")
-
-
-def _source(counts: Array, room: int) -> tuple[Array, Array, Array]:
-    """Where each of `room` rows lies when servers' rows follow one another.
-
-    Returns:
-      Whether there is such a row, its server and the entry of its message; those of no row are 0.
-    """
-    end = jnp.cumsum(counts, dtype=jnp.int32)
-    row = jnp.arange(room, dtype=jnp.int32)
-    exists = row < end[-1]
-    server = jnp.where(exists, jnp.searchsorted(end, row, side="right").astype(jnp.int32), 0)
-    return exists, server, jnp.where(exists, row - _at(end - counts, server), 0)
-
-
 def _merge(messages: Messages, room: int, *, unused: int, divisor: int) -> Messages:
     """Sums n messages in their order by key: keys int32 [room], ascending, sums [room, D], and how many there are.
 
-    Keys ascend within a message and lie below `unused`, which marks what is beyond the count; at most `room` differ.
+    Keys ascend within a message and lie below `unused`, which stands beyond the count; at most `room` differ.
     """
     keys, values, counts = messages
-    filled = jnp.arange(keys.shape[1], dtype=jnp.int32)[None] < counts[:, None]
-    unique, slots, count = kernels.unique_ids(jnp.where(filled, keys, unused).reshape(-1), unused)
+    unique, slots, count = kernels.unique_ids(keys.reshape(-1), unused)
     sums = kernels.aggregate(slots.reshape(keys.shape), values, counts, room, divisor=divisor)
     unique = jnp.pad(unique, (0, max(0, room - unique.size)), constant_values=unused)[:room]
     return unique, sums, count
