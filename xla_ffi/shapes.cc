@@ -167,9 +167,8 @@ Inbox check_inbox(Checker& check, ffi::AnyBuffer positions, ffi::AnyBuffer value
   return {n, capacity, width};
 }
 
-// Of units [..., width].
-int64_t unit_bytes(ffi::AnyBuffer values) {
-  return values.dimensions().back() * static_cast<int64_t>(ffi::ByteWidth(values.element_type()));
+int64_t unit_bytes(int64_t width, ffi::AnyBuffer values) {
+  return width * static_cast<int64_t>(ffi::ByteWidth(values.element_type()));
 }
 
 // What messages are made of, with room for all that the buckets hold: n of them, or one list that they share.
@@ -186,7 +185,7 @@ MessageProblem check_parts(Checker& check, int64_t n, int64_t head_words, ffi::A
   check.shape("head", head, {n, head_words});
   check.shape("positions", positions, {lists, listed == 0 ? 0 : room});
   check.shape("values", values, {lists, room, units[2]});
-  return {check.batch(), n, head_words, listed != 0, lists < n, room, room, unit_bytes(values)};
+  return {check.batch(), n, head_words, listed != 0, lists < n, room, room, unit_bytes(units[2], values)};
 }
 
 template <typename Problem>
@@ -364,7 +363,7 @@ ffi::ErrorOr<MessageProblem> check_unpack_joined(ffi::AnyBuffer messages, ffi::A
   check.shape("counts", counts, {n});
   check.shape("positions", positions, {room});
   if (!check.ok()) return ffi::Unexpected(check.error());
-  MessageProblem problem{check.batch(), n, 0, true, true, room, capacity, unit_bytes(values)};
+  MessageProblem problem{check.batch(), n, 0, true, true, room, capacity, unit_bytes(units[1], values)};
   problem.head_words = sent[1] - problem.words();
   check.in_range("the number of words in a head", problem.head_words, 0, kMaxPosition);
   return result(check, problem);
