@@ -49,3 +49,16 @@ def psum(mode, n, op="sum"):
 
 def to_numpy(tree):
     return jax.tree.map(np.asarray, tree)
+
+
+@functools.cache
+def _with_info(n, **options):
+    return all_reduce("vmap", n, return_info=True, op="sum", **options)
+
+
+def info_of(stack, **options):
+    """Info of a reduction among emulated workers, as floats."""
+    _, info = _with_info(len(stack), **options)(stack)
+    for name, field in info._asdict().items():
+        assert (np.asarray(field) == np.asarray(field)[0]).all(), f"{name} differs between workers"
+    return jax.tree.map(lambda field: float(field[0]), info)

@@ -183,3 +183,13 @@ def largest(x, k):
     mask = np.zeros(x.size, bool)
     mask[np.argsort(-np.abs(x), kind="stable")[:k]] = True
     return mask
+
+
+def message_counts(stack, seed=0):
+    """What is non-zero, bool [n, U], and zen's messages by counting: push [worker, server] and pull [server]."""
+    n, units = stack.shape[:2]
+    owner = server_of(np.arange(units), n, seed)
+    nonzero = np.stack([is_nonzero(x) for x in stack])
+    push = np.array([[nonzero[w][owner == s].sum() for s in range(n)] for w in range(n)])
+    pull = np.array([nonzero.any(axis=0)[owner == s].sum() for s in range(n)])
+    return nonzero, push, pull

@@ -1,14 +1,12 @@
 """What `Info` says of every scheme, against counts that NumPy takes from the gradient and the ladder of capacities."""
 
-import functools
-
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from cases import sparse
+from cases import sparse, structured
+from harness import info_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,18 +19,6 @@ UNITS, WIDTH = 900, 4
 UNIT_BYTES = 4 * WIDTH
 BLOCK_BYTES = 4 * 256
 SEEDS = {"seed": st.integers(0, 2**32 - 1), "density": st.floats(0, 1), "skew": st.floats(0, 1)}
-
-
-@functools.cache
-def _with_info(n, **options):
-    return harness.all_reduce("vmap", n, return_info=True, op="sum", **options)
-
-
-def info_of(stack, **options):
-    _, info = _with_info(len(stack), **options)(stack)
-    for name, field in info._asdict().items():
-        assert (np.asarray(field) == np.asarray(field)[0]).all(), f"{name} differs between workers"
-    return jax.tree.map(lambda field: float(field[0]), info)
 
 
 def gradient(n, seed, density, skew):
@@ -239,3 +225,37 @@ def test_contiguous_servers_are_imbalanced_and_hashed_ones_are_not():
     info = info_of(stack, scheme="zen", unit="row")
     assert info.imbalance_push < 1.3
     assert info.imbalance_pull < 1.1
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_info_describes_the_data(n):
+    stack = structured(n, (509,), integers=False)["sparse rows"]  # integers could cancel out in the sum
+    nonzero, push, pull = oracle.message_counts(stack)
+    info = info_of(stack, scheme="zen")
+    each = np.maximum(nonzero.sum(axis=1), 1)
+    np.testing.assert_allclose(info.density, nonzero.mean(), 1e-5)
+    np.testing.assert_allclose(info.density_reduced, nonzero.any(axis=0).mean(), 1e-5)
+    np.testing.assert_allclose(info.imbalance_push, (n * push.max(axis=1) / each).max(), 1e-5)
+    np.testing.assert_allclose(info.imbalance_pull, n * pull.max() / pull.sum(), 1e-5)
+    np.testing.assert_allclose(info.bytes_dense, 2 * (n - 1) / n * 509 * 4, 1e-5)
+    assert info.dense_taken == 0
+    assert info.rounds == 1
+
+
+def test_rounds_count_outgrown_capacity():
+    n = 4
+    stack = structured(n, (509,))["all dense"]
+    assert info_of(stack, scheme="zen", capacity=128).rounds == 1
+    assert info_of(stack, scheme="zen", capacity=32).rounds == 4
+    disjoint = jnp.eye(n).repeat(100, axis=1)  # each worker pushes 25 units to every server, which sums 100
+    assert info_of(disjoint, scheme="zen", capacity=(32, 128)).rounds == 1
+    assert info_of(disjoint, scheme="zen", capacity=(32, 32)).rounds == 4
+    assert info_of(disjoint, scheme="zen", capacity=(32, 32), pull_format="dense").rounds == 1
+
+
+def test_total_adds_up():
+    stack = structured(2, (509,))["sparse rows"]
+    info = info_of(stack, scheme="zen")
+    both = zen.total([jax.tree.map(jnp.float32, info)] * 2)
+    assert float(both.bytes_pushed) == 2 * info.bytes_pushed
+    np.testing.assert_allclose(float(both.density), info.density, 1e-6)

@@ -13,14 +13,14 @@ def message_bytes(capacity: int, width: int, dtype: jnp.dtype) -> int:
 
 
 def pack(positions: Array, values: Array, counts: Array, capacity: int, *, beyond: int = 0) -> Array:
-    """Packs the first entries of buckets into messages; what lies beyond a bucket's count becomes zeros.
+    """Packs the first entries of buckets into messages; what lies beyond a bucket's count is left out.
 
     Args:
       positions: int32 [n, R]; or [1, R], the buckets one after another in one list.
       values: float [n, R, D], or [1, R, D].
       counts: int32 [n].
       capacity: room C of a message, at most R.
-      beyond: the position that stands beyond a bucket's count.
+      beyond: the position that stands there in its place; the units there are zeros.
 
     Returns:
       uint32 [n, message_bytes(C, D, dtype) / 4].

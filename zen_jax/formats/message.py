@@ -10,7 +10,7 @@ from zen_jax.kernels._lowering import custom_call_or
 
 
 def pack(head: Array, positions: Array, values: Array, counts: Array, capacity: int, *, beyond: int = 0) -> Array:
-    """Packs buckets into messages; what lies beyond a bucket's count becomes zeros.
+    """Packs buckets into messages; what lies beyond a bucket's count is left out.
 
     Args:
       head: int32 [n, H], which each message begins with.
@@ -18,7 +18,7 @@ def pack(head: Array, positions: Array, values: Array, counts: Array, capacity: 
       values: float [n, R, D], or [1, R, D].
       counts: int32 [n].
       capacity: room C of a message, at most R; further entries are left out.
-      beyond: the position that stands beyond a bucket's count.
+      beyond: the position that stands there in its place; the units there are zeros.
 
     Returns:
       uint32 [n, words].

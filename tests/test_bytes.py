@@ -1,0 +1,58 @@
+"""How many bytes travel: near exact-sized Balanced Parallelism, and with `auto` never much more than dense."""
+
+import numpy as np
+import oracle
+import pytest
+from cases import sparse, structured
+from harness import info_of
+
+
+def _moved(info):
+    return info.bytes_pushed + info.bytes_pulled
+
+
+@pytest.mark.parametrize("n", [2, 8])
+@pytest.mark.parametrize("shape", [(1_000_000,), (60_000, 16)])
+def test_bytes_near_exact_messages(shape, n):
+    """At most 1.15 times exact-sized Balanced Parallelism with capacities from the data, 1.35 times by default."""
+    width = shape[1] if len(shape) > 1 else 1
+    options = {"scheme": "zen", "unit": "row"}
+    for density in (0.013, 0.05, 0.2):
+        stack = sparse(np.random.default_rng(0), n, shape, density)
+        exact = oracle.balanced_parallelism_bytes(stack, width)
+        default = info_of(stack, **options)
+        assert 0.95 * exact <= _moved(default) <= 1.35 * exact, f"density {density}"
+        if density == 0.05:
+            _, push, pull = oracle.message_counts(stack)
+            given = info_of(stack, capacity=(int(push.max()), int(pull.max())), **options)
+            assert 0.95 * exact <= _moved(given) <= 1.15 * exact
+
+
+@pytest.mark.parametrize("n", [2, 8])
+def test_small_messages_stay_small(n):
+    """By default a message has room for 4 KiB of values, less than 9 KiB with their indices; a plan needs none."""
+    stack = sparse(np.random.default_rng(0), n, (20_000,), 0.002)
+    exact = oracle.balanced_parallelism_bytes(stack)
+    _, push, pull = oracle.message_counts(stack)
+    options = {"scheme": "zen", "unit": "row"}
+    assert _moved(info_of(stack, **options)) <= exact + (n - 1) * (9 << 10) + (n - 1) * (5 << 10)
+    given = info_of(stack, capacity=(int(push.max()), int(pull.max())), **options)
+    assert _moved(given) <= 1.15 * exact
+
+
+def test_dense_is_taken_when_it_is_smaller():
+    """`auto` never moves much more than a dense all-reduce; `zen` never takes it."""
+    n = 4
+    full = structured(n, (509,))["all dense"]
+    auto, zen_info = info_of(full, scheme="auto"), info_of(full, scheme="zen")
+    assert auto.dense_taken == 1
+    # What workers tell each other before they go dense: 8 bytes each.
+    assert auto.bytes_pushed + auto.bytes_pulled == auto.bytes_dense + (n - 1) * 8
+    assert zen_info.dense_taken == 0
+    assert zen_info.bytes_pushed + zen_info.bytes_pulled > zen_info.bytes_dense
+    thin = structured(n, (509,))["sparse rows"]
+    assert info_of(thin, scheme="auto").dense_taken == 0
+    for scheme in ("dense", "dense_ordered"):
+        info = info_of(thin, scheme=scheme)
+        assert info.dense_taken == 1
+        assert info.bytes_pushed + info.bytes_pulled == info.bytes_dense
