@@ -30,6 +30,13 @@ def test_murmur3_known_vectors(key, seed, expected):
     assert int(zen.hashing.murmur3(jnp.uint32(key), seed)) == expected
 
 
+@pytest.mark.parametrize("seed", [np.uint32(0xFFFFFFFF), np.int32(2**31 - 1)])
+def test_seeds_of_numpy_are_those_of_python(seed):
+    for i in range(3):
+        mine, expected = (zen.hashing.hierarchical(np.arange(9), i, 8, s) for s in (seed, int(seed)))
+        np.testing.assert_array_equal(mine, expected)
+
+
 @pytest.mark.parametrize("n", WORKERS)
 @pytest.mark.parametrize("seed", [0, 7, 0xFFFFFFFF])
 def test_tile_rotation_equals_the_oracle_and_inverts(n, seed):

@@ -72,6 +72,15 @@ def test_ids_without_rows_are_refused():
             use()
 
 
+def test_tables_of_more_rows_than_ids_can_name_are_refused():
+    with pytest.raises(ValueError, match=f"table of {2**31} rows"):
+        zen.RowSparseGradient.from_lookups(jnp.array([1]), jnp.ones((1, 2)), num_rows=2**31)
+    table = jax.ShapeDtypeStruct((2**31, 1), jnp.float32)
+    for read in (embedding.lookup, embedding.take_rows):
+        with pytest.raises(ValueError, match=f"table of {2**31} rows"):
+            jax.eval_shape(read, table, jnp.array([1]))
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16])
 def test_narrow_ids_of_a_table_larger_than_their_dtype_holds(dtype):
     rows = np.iinfo(dtype).max + 1

@@ -351,9 +351,9 @@ def test_indices_that_a_schedule_has_scaled_lose_nothing_unseen(factor, scheme):
     np.testing.assert_array_equal(jax.device_get(gradient).to_dense(), gradient.to_dense())
 
 
-@pytest.mark.parametrize("indices", [[5000, 3], [3, 3]])
+@pytest.mark.parametrize("indices", [[5000, 3], [3, 3], [-1, 3]])
 @pytest.mark.parametrize("scheme", ["zen", "agsparse", "dense"])
-def test_indices_in_another_order_lose_nothing_unseen(indices, scheme):
+def test_indices_in_another_order_or_negative_lose_nothing_unseen(indices, scheme):
     gradient = zen.SparseGradient(jnp.array(indices, jnp.int32), jnp.ones(2), jnp.int32(2), (8192,))
     worker = lambda _: zen.all_reduce(gradient, harness.AXIS, scheme=scheme)  # noqa: E731
     assert np.isnan(harness.spmd(worker, "vmap", N)(jnp.zeros(N))).any()

@@ -123,7 +123,7 @@ def index_of(server: ArrayLike, position: ArrayLike, n: int, seed: int = 0) -> A
 
 def hierarchical(idx: ArrayLike, i: int, size: int, seed: int) -> Array:
     """h_i of the paper's Algorithm 1 in [0, size): h_0 names the partition, h_1 to h_k slots of its memory."""
-    return reduce_to_range(murmur3(idx, (seed + i) % 2**32), size)
+    return reduce_to_range(murmur3(idx, (int(seed) + i) % 2**32), size)
 
 
 @lru_cache(maxsize=8)

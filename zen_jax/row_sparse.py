@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from zen_jax._typing import Array
-from zen_jax.errors import check_integers
+from zen_jax.errors import MAX_UNITS, check_integers
 from zen_jax.kernels import unique_ids
 from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.mark import is_whole, new_mark
@@ -51,9 +51,11 @@ class RowSparseGradient:
     def from_lookups(cls, ids: Array, rows: Array, num_rows: int) -> "RowSparseGradient":
         """Merges the gradients of single lookups: int [...] and float [..., ...D]. Ids outside [0, V) are left out.
 
-        Equal ids are summed, 16-bit floats in float32.
+        Equal ids are summed, 16-bit floats in float32. A ValueError for ids that are no integers, rows that are not one
+        for each, or 2**31 rows and more.
         """
         check_integers("ids", ids)
+        check_rows(num_rows)
         ids = widened(ids)
         if rows.shape[: ids.ndim] != ids.shape:
             raise ValueError(f"rows have shape {rows.shape}, but ids {ids.shape}. Give a row [...D] for each id.")
@@ -160,6 +162,12 @@ def intact(gradient: RowSparseGradient) -> RowSparseGradient:
         ids=jnp.where(whole, ids, jnp.arange(ids.size, dtype=jnp.int32)),
         rows=jnp.where(whole, gradient.rows, jnp.full((), jnp.nan, gradient.dtype)),
     )
+
+
+def check_rows(num_rows: int) -> None:
+    """Raises a ValueError where int32 ids cannot name all rows of a table, and one id more."""
+    if num_rows > MAX_UNITS:
+        raise ValueError(f"a table of {num_rows} rows has more than the 2**31 - 1 that ids can name. Split it.")
 
 
 def widened(ids: Any) -> Array:

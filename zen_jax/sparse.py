@@ -22,8 +22,8 @@ class SparseGradient:
     other transformation knows it: put none in between.
 
     Attributes:
-      indices: int32 [K], ascending and each once, into the flattened gradient; unused from the count on. One that
-        lies outside is left out. In any other order (`lax.top_k` lists by size) the gradient becomes NaN: sort them.
+      indices: int32 [K], ascending and each once, into the flattened gradient; unused from the count on. One beyond
+        its end is left out. Negative or in any other order (`lax.top_k` lists by size) the gradient becomes NaN.
       values: float [K], the elements there, none of them zero.
       count: int32 [], how many elements were to be listed. Those beyond K are not: see `zen_jax.top_k`.
       shape: the gradient's shape.
@@ -97,7 +97,7 @@ def densified(gradient: Array | SparseGradient) -> Array:
 
 
 def intact(gradient: SparseGradient) -> SparseGradient:
-    """The gradient; one of NaN, its first element alone, where its mark is not whole or its indices do not ascend.
+    """The gradient; one of NaN, its first element alone, where its mark is not whole or indices do not ascend from 0.
 
     A ValueError where a transformation that does not know sparse leaves has changed the indices' dtype. One that has
     computed with them and kept it is not seen before the step runs, and must not lose what was sent.
@@ -109,7 +109,8 @@ def intact(gradient: SparseGradient) -> SparseGradient:
         )
     indices, values = jnp.asarray(gradient.indices), jnp.asarray(gradient.values)
     unused = jnp.arange(1, indices.size, dtype=jnp.int32) >= gradient.count
-    whole = is_whole(gradient.mark) & jnp.all((indices[1:] > indices[:-1]) | unused)
+    ascending = jnp.all((indices[1:] > indices[:-1]) | unused) & jnp.all((indices[:1] >= 0) | (gradient.count <= 0))
+    whole = is_whole(gradient.mark) & ascending
     return replace(
         gradient,
         indices=indices.at[:1].set(jnp.where(whole, indices[:1], 0)),

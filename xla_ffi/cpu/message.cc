@@ -95,12 +95,6 @@ void unpack_joined(const MessageProblem& p, const uint32_t* messages, const int3
     copy_filled(units + bucket.begin * p.unit_bytes, reinterpret_cast<const char*>(from + p.capacity), p.unit_bytes,
                 range, bucket.filled, char{0});
   });
-  for (int64_t item = 0; item < p.batch; ++item) {
-    const Bucket last = buckets[(item + 1) * p.n - 1];
-    const int64_t begin = last.begin + last.filled, end = (item + 1) * p.room;
-    std::fill(positions + begin, positions + end, 0);
-    std::fill(units + begin * p.unit_bytes, units + end * p.unit_bytes, 0);
-  }
 }
 
 }  // namespace zen

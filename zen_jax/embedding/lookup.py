@@ -13,7 +13,7 @@ from zen_jax._typing import Array, PyTree
 from zen_jax.errors import check_choice, check_integers, is_integer
 from zen_jax.kernels import unique_ids
 from zen_jax.kernels.aggregate import accumulator_dtype
-from zen_jax.row_sparse import RowSparseGradient, widened, widened_dtype
+from zen_jax.row_sparse import RowSparseGradient, check_rows, widened, widened_dtype
 
 COMBINERS = ("sum", "mean")
 
@@ -194,6 +194,7 @@ def _num_rows(table: Array | TakenRows) -> int:
     """V of a table [V, ...D]."""
     if not table.shape:
         raise ValueError("table is a scalar, but must have rows. Give an array [V, ...D].")
+    check_rows(table.shape[0])
     return table.shape[0]
 
 

@@ -37,5 +37,5 @@ def unpack(messages: Array, capacity: int, width: int, dtype: jnp.dtype) -> tupl
 def unpack_joined(
     messages: Array, counts: Array, room: int, capacity: int, width: int, dtype: jnp.dtype
 ) -> tuple[Array, Array]:
-    """One list of all messages' entries, positions [room] and values [room, D]: zeros behind the sum of counts [n]."""
+    """One list of all messages' entries, positions [room] and values [room, D]: as many as the sum of counts [n]."""
     return message.unpack_joined(messages, counts, room, 1, capacity, width, dtype)

@@ -65,7 +65,7 @@ def unpack(
 def unpack_joined(
     messages: Array, counts: Array, room: int, head_words: int, capacity: int, width: int, dtype: jnp.dtype
 ) -> tuple[Array, Array]:
-    """Unpacks messages with positions into one list: each one's entries up to its count, and zeros behind them all.
+    """Unpacks messages with positions into one list: each one's entries up to its count, one after another.
 
     Args:
       messages: uint32 [n, words].
@@ -74,7 +74,7 @@ def unpack_joined(
       head_words, capacity, width, dtype: as of `unpack`.
 
     Returns:
-      positions int32 [R] and values [R, D].
+      positions int32 [R] and values [R, D], unspecified from the sum of the counts on.
     """
     return custom_call_or(
         lambda *operands: unpack_joined_reference(*operands, room, head_words, capacity, width, dtype),
@@ -131,9 +131,8 @@ def unpack_joined_reference(
 ) -> tuple[Array, Array]:
     """The pure-JAX lowering of `unpack_joined`."""
     _, positions, values = unpack_reference(messages, head_words, capacity, capacity, width, dtype)
-    exists, *source = owners(counts, room)
-    values = jnp.where(exists[:, None], _at(values, tuple(source)), jnp.zeros((), dtype))
-    return jnp.where(exists, _at(positions, tuple(source)), 0), values
+    _, *source = owners(counts, room)
+    return _at(positions, tuple(source)), _at(values, tuple(source))
 
 
 def _at(x: Array, indices: Array | tuple[Array, ...]) -> Array:

@@ -121,7 +121,7 @@ def list_largest(
     def pure_jax(update, residual, moved, scale, bounds):
         velocity = moved if moved.size else None
         sent, residual, velocity = reference(update, residual, velocity, scale, bounds[0], bounds[1], momentum=momentum)
-        return *listed(sent, room), residual, moved if velocity is None else velocity
+        return *as_list(sent, room), residual, moved if velocity is None else velocity
 
     *sent, residual, moved = custom_call_or(
         pure_jax,
@@ -136,7 +136,7 @@ def list_largest(
     return tuple(sent), residual, None if velocity is None else moved
 
 
-def listed(sent: Array, room: int) -> Listed:
+def as_list(sent: Array, room: int) -> Listed:
     """The non-zero elements of what is sent, with room for so many."""
     indices, values, counts = partition(sent.reshape(-1), 1, room)
     return indices[0], values[0], counts[0]

@@ -30,7 +30,7 @@ def unique_ids(ids: Array, fill: int) -> tuple[Array, Array, Array]:
     """
     check_rank("ids", ids.shape, (1,))
     check_dtype("ids", ids.dtype, jnp.int32)
-    check_units(fill)
+    check_units(fill, "int32 ids", "split the ids")
     return custom_call_or(
         lambda ids: reference(ids, fill),
         "zen_unique_ids",

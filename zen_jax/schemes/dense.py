@@ -37,14 +37,13 @@ def sum_in_order(parts: Array, divisor: int) -> Array:
     """[n, ...] to [...]: the sum over workers in their order, divided; 16-bit floats in float32, rounded once."""
     n, dtype = parts.shape[0], parts.dtype
     parts = parts.astype(accumulator_dtype(dtype))
-    # Unrolled, the sums fuse into one pass over the parts.
-    unroll = n <= UNROLLED_WORKERS
 
     def add_worker(worker: int, acc: Array) -> Array:
         # Brackets would want indices of 64 bits where parts have 2**31 elements.
         return acc + lax.dynamic_index_in_dim(parts, worker, keepdims=False)
 
-    total = lax.fori_loop(1, n, add_worker, parts[0], unroll=unroll)
+    # Unrolled, the sums of so many workers fuse into one pass over their parts.
+    total = lax.fori_loop(1, n, add_worker, parts[0], unroll=UNROLLED_WORKERS)
     return divide(total, divisor).astype(dtype)
 
 

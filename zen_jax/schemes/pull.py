@@ -4,7 +4,8 @@ A shard travels in two messages. The first, the header, has a fixed size and tel
 that all workers agree on the room for the second, the body.
 """
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import jax.numpy as jnp
 from jax import lax
@@ -13,8 +14,8 @@ from zen_jax import kernels
 from zen_jax._typing import Array, AxisName
 from zen_jax.errors import check_choice
 from zen_jax.formats import bitmap, coo, hash_bitmap
-from zen_jax.formats.words import WORD_BYTES, from_words, to_words, words_for
-from zen_jax.kernels._bits import bitmap_words, pack_bits
+from zen_jax.formats.words import WORD_BYTES
+from zen_jax.kernels._bits import bitmap_words, pack_bits, unpack_bits
 from zen_jax.schemes.partitioning import Partitioning
 from zen_jax.schemes.push import Received
 
@@ -25,10 +26,16 @@ Shard = tuple[Array, ...]
 class PullFormat(Protocol):
     """One way to send shards [T, D] of a partitioning."""
 
-    smallest_room: int  # units that every body has room for
+    partitioning: Partitioning
+    width: int
+    dtype: jnp.dtype
 
     def __init__(self, partitioning: Partitioning, width: int, dtype: jnp.dtype) -> None:
         """For units of `width` elements of `dtype`."""
+
+    @property
+    def smallest_room(self) -> int:
+        """Units that every body has room for."""
 
     def message_bytes(self, capacity: int) -> int:
         """Bytes of header and body, with room for `capacity` units."""
@@ -37,33 +44,38 @@ class PullFormat(Protocol):
         """Of the sum: header uint32 [H] without the count, number of non-zero units, what `pack` needs."""
 
     def pack(self, shard: Shard, count: Array, capacity: int) -> Array:
-        """The body uint32 [B] with room for `capacity` units."""
+        """The body, of any shape and dtype, with room for `capacity` units."""
 
     def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
-        """The whole [U, D] from all servers' headers [n, H] and bodies [n, B]."""
+        """The whole [U, D] from all servers' headers [n, H] and bodies [n, ...]."""
 
 
-class HashBitmap:
+@dataclass(frozen=True)
+class _OfUnits:
+    """What all formats are made of."""
+
+    partitioning: Partitioning
+    width: int
+    dtype: jnp.dtype
+
+    smallest_room: ClassVar[int] = 1
+
+
+class HashBitmap(_OfUnits):
     """One bit for each unit of the server's own, and the non-zero units: the paper's Algorithm 2."""
-
-    smallest_room = 1
-
-    def __init__(self, partitioning: Partitioning, width: int, dtype: jnp.dtype) -> None:
-        self.partitioning, self.width, self.dtype = partitioning, width, dtype
 
     def message_bytes(self, capacity: int) -> int:
         return hash_bitmap.message_bytes(self.partitioning.size, capacity, self.width, self.dtype)
 
     def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Shard]:
-        words, values, count = received.hash_bitmap(self.partitioning.size)
+        words, values, count = received.hash_bitmap()
         return words, count, (values,)
 
     def pack(self, shard: Shard, count: Array, capacity: int) -> Array:
-        return hash_bitmap.pack_units(*shard, count, capacity)
+        return shard[0][:capacity]
 
     def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
-        values = hash_bitmap.unpack_units(bodies, capacity, self.width, self.dtype)
-        return self.partitioning.decode(headers, values)
+        return self.partitioning.decode(headers, bodies)
 
 
 class Bitmap(HashBitmap):
@@ -75,7 +87,7 @@ class Bitmap(HashBitmap):
     def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Shard]:
         words, count, kept = super().encode(received, axis_name)
         own = self._indices()[lax.axis_index(axis_name)][None]
-        held = bitmap.get_bits(words[None], jnp.arange(self.partitioning.size, dtype=jnp.int32)[None])
+        held = unpack_bits(words)[None, : self.partitioning.size]
         return bitmap.set_bits(own, held, self.partitioning.units)[0], count, kept
 
     def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
@@ -87,13 +99,8 @@ class Bitmap(HashBitmap):
         return self.partitioning.indices(jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (n, size)))
 
 
-class Coo:
+class Coo(_OfUnits):
     """Position and values of each non-zero unit."""
-
-    smallest_room = 1
-
-    def __init__(self, partitioning: Partitioning, width: int, dtype: jnp.dtype) -> None:
-        self.partitioning, self.width, self.dtype = partitioning, width, dtype
 
     def message_bytes(self, capacity: int) -> int:
         return WORD_BYTES + coo.message_bytes(capacity, self.width, self.dtype)
@@ -112,15 +119,15 @@ class Coo:
         return kernels.aggregate(self.partitioning.indices(positions), values, counts, self.partitioning.units)
 
 
-class Dense:
+class Dense(_OfUnits):
     """The whole shard, zeros included."""
 
-    def __init__(self, partitioning: Partitioning, width: int, dtype: jnp.dtype) -> None:
-        self.partitioning, self.width, self.dtype = partitioning, width, dtype
-        self.smallest_room = partitioning.size
+    @property
+    def smallest_room(self) -> int:
+        return self.partitioning.size
 
     def message_bytes(self, capacity: int) -> int:
-        return WORD_BYTES * (1 + words_for(self.partitioning.size * self.width, self.dtype))
+        return WORD_BYTES + self.partitioning.size * self.width * jnp.dtype(self.dtype).itemsize
 
     def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Shard]:
         shard = received.shard()
@@ -128,13 +135,11 @@ class Dense:
         return _no_words(shard), count, (shard,)
 
     def pack(self, shard: Shard, count: Array, capacity: int) -> Array:
-        return to_words(shard[0].reshape(-1))
+        return shard[0]
 
     def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
-        n, size = bodies.shape[0], self.partitioning.size
-        values = from_words(bodies, size * self.width, self.dtype).reshape(n, size, self.width)
-        every_bit = jnp.full_like(bodies, 0xFFFFFFFF, shape=(n, bitmap_words(size)))
-        return self.partitioning.decode(every_bit, values)
+        every_bit = jnp.full_like(bodies, 0xFFFFFFFF, jnp.uint32, shape=(len(bodies), bitmap_words(bodies.shape[1])))
+        return self.partitioning.decode(every_bit, bodies)
 
 
 def _no_words(like: Array) -> Array:

@@ -19,8 +19,8 @@ class Received(Protocol):
     def shard(self) -> Array:
         """The sum [T, D]."""
 
-    def hash_bitmap(self, capacity: int) -> tuple[Array, Array, Array]:
-        """`kernels.hash_bitmap_encode` of the sum."""
+    def hash_bitmap(self) -> tuple[Array, Array, Array]:
+        """`kernels.hash_bitmap_encode` of the sum, with room for all T units."""
 
 
 class Messages(NamedTuple):
@@ -35,8 +35,8 @@ class Messages(NamedTuple):
     def shard(self) -> Array:
         return kernels.aggregate(*self[:4], divisor=self.divisor)
 
-    def hash_bitmap(self, capacity: int) -> tuple[Array, Array, Array]:
-        return kernels.aggregate_encode(*self[:4], capacity, divisor=self.divisor)
+    def hash_bitmap(self) -> tuple[Array, Array, Array]:
+        return kernels.aggregate_encode(*self[:4], self.size, divisor=self.divisor)
 
 
 class Summed(NamedTuple):
@@ -47,8 +47,8 @@ class Summed(NamedTuple):
     def shard(self) -> Array:
         return self.sum
 
-    def hash_bitmap(self, capacity: int) -> tuple[Array, Array, Array]:
-        return kernels.hash_bitmap_encode(self.sum, capacity)
+    def hash_bitmap(self) -> tuple[Array, Array, Array]:
+        return kernels.hash_bitmap_encode(self.sum, self.sum.shape[0])
 
 
 def message_bytes(push_format: str, size: int, capacity: int, width: int, dtype: jnp.dtype) -> int:

@@ -22,7 +22,8 @@ from zen_jax.schemes.ladder import ladder, rung_for
 from zen_jax.schemes.request import Request
 from zen_jax.schemes.servers import COUNT_BYTES, agree_on_push
 
-Messages = tuple[Array, Array, Array]
+Listed = tuple[Array, Array, Array]
+"""Keys, units and counts."""
 
 
 def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Request) -> tuple[RowSparseGradient, Info]:
@@ -61,8 +62,8 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     counts = first[1:] - first[:-1]
     fullest, push_stats = agree_on_push(counts, total_rows, axis_name, request)
 
-    def push_with(capacity: int) -> Callable[..., Messages]:
-        def branch(positions: Array, rows: Array) -> Messages:
+    def push_with(capacity: int) -> Callable[..., Listed]:
+        def branch(positions: Array, rows: Array) -> Listed:
             messages = coo.pack(positions[None], rows[None], counts, capacity, beyond=server_rows)
             received = coo.unpack(_axis.all_to_all(messages, axis_name), capacity, width, dtype)
             return _merge(received, shard_room, unused=server_rows, divisor=request.divisor(n))
@@ -86,11 +87,15 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     exists, server, _ = owners(shard_counts, result_room)
     ids = jnp.where(exists, hashing.index_of(server, positions, n, request.seed), total_rows)
     ascending = jnp.argsort(ids)
+    ids = ids[ascending]
+    used = ids < total_rows
+    # Memory behind what was unpacked stays as it was, unread.
+    reduced = jnp.where(used[:, None], reduced[jnp.where(used, ascending, 0)], jnp.zeros((), dtype))
 
     reduced_rows = jnp.sum(shard_counts, dtype=jnp.float32)
     push_bytes = jnp.array([coo.message_bytes(c, width, dtype) + COUNT_BYTES for c in push_rungs], jnp.float32)
     pull_bytes = jnp.array([coo.message_bytes(c, width, dtype) + WORD_BYTES for c in pull_rungs], jnp.float32)
-    return RowSparseGradient(ids[ascending], reduced[ascending].reshape(-1, *row), total_rows), make_info(
+    return RowSparseGradient(ids, reduced.reshape(-1, *row), total_rows), make_info(
         density_reduced=density(reduced_rows, total_rows),
         bytes_pushed=(n - 1) * push_bytes[push_rung],
         bytes_pulled=(n - 1) * pull_bytes[pull_rung],
@@ -106,7 +111,7 @@ def _rungs(top: int, n: int, unit_bytes: int) -> tuple[int, ...]:
     return tuple(capacity for capacity in ladder(top, None, unit_bytes) if capacity >= least)
 
 
-def _merge(messages: Messages, room: int, *, unused: int, divisor: int) -> Messages:
+def _merge(messages: Listed, room: int, *, unused: int, divisor: int) -> Listed:
     """Sums n messages in their order by key: keys int32 [room], ascending, sums [room, D], and how many there are.
 
     Keys ascend within a message and lie below `unused`, which stands beyond the count; at most `room` differ.

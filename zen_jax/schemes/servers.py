@@ -5,7 +5,6 @@ What the paper calls Point-to-point, One-shot aggregation and Parallelism; the p
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,21 +27,6 @@ EXCHANGES = 2  # push, pull
 COUNT_BYTES = 8  # what the agreement on the push capacity moves, from each worker to each
 
 Buckets = tuple[Array, Array, Array]
-
-
-class _Exchange(NamedTuple):
-    """What is fixed when the exchange is traced."""
-
-    axis_name: AxisName
-    n: int
-    partitioning: Partitioning
-    width: int
-    dtype: jnp.dtype
-    request: Request
-    pull_format: PullFormat
-
-    def push_bytes(self, capacity: int) -> int:
-        return push_bytes(self.partitioning, capacity, self.width, self.dtype, self.request.push_format)
 
 
 def reduce_on_servers(
@@ -81,7 +65,6 @@ def reduce_on_servers(
     partitioning = assign(units, n)
     size = partitioning.size
     pulled = pull_format(request.pull_format, partitioning, width, x.dtype)
-    exchange = _Exchange(axis_name, n, partitioning, width, x.dtype, request, pulled)
     top = sparse_limit(partitioning, width, x.dtype, request.push_format, pulled) if dense_fallback else size
     if top == 0:
         return dense_ordered(densified(x), axis_name, request)
@@ -91,14 +74,15 @@ def reduce_on_servers(
         top = min(top, x.room)
     *buckets, counts = partitioning.partition(x, top)
     fullest, push_stats = agree_on_push(counts, units, axis_name, request)
+    exchange = partial(_exchange_sparse, pulled, top, (*buckets, counts), fullest, push_stats, axis_name, request)
     if not dense_fallback:
-        return _exchange_sparse(exchange, top, (*buckets, counts), fullest, push_stats)
+        return exchange()
 
     # Along an axis beside that of the workers the statistics vary where gradients do.
     typed = partial(jax.tree.map, partial(_axis.varying_like, like=push_stats["density"]))
 
     def sparse(_: Array | SparseGradient) -> tuple[Array, Info]:
-        reduced, info = _exchange_sparse(exchange, top, (*buckets, counts), fullest, push_stats)
+        reduced, info = exchange()
         return reduced, typed(info)
 
     def dense(x: Array | SparseGradient) -> tuple[Array, Info]:
@@ -154,17 +138,24 @@ def agree_on_push(counts: Array, units: int, axis_name: AxisName, request: Reque
 
 
 def _exchange_sparse(
-    exchange: _Exchange, top: int, buckets: Buckets, fullest: Array, stats: dict[str, Array]
+    pulled: PullFormat,
+    top: int,
+    buckets: Buckets,
+    fullest: Array,
+    stats: dict[str, Array],
+    axis_name: AxisName,
+    request: Request,
 ) -> tuple[Array, Info]:
-    axis_name, n, partitioning, width, dtype, request, pulled = exchange
-    unit_bytes = width * dtype.itemsize
+    """Push, aggregation and pull of buckets of which the fullest holds no more than `top`."""
+    partitioning, width, dtype = pulled.partitioning, pulled.width, pulled.dtype
+    n, size, unit_bytes = partitioning.n, partitioning.size, width * dtype.itemsize
     push_rungs = ladder(top, request.planned(0), unit_bytes)
-    pull_rungs = ladder(min(partitioning.size, n * top), request.planned(1), unit_bytes)
+    pull_rungs = ladder(min(size, n * top), request.planned(1), unit_bytes)
     pull_rungs = tuple(sorted({max(capacity, pulled.smallest_room) for capacity in pull_rungs}))
 
     def push_with(capacity: int) -> Callable[..., tuple[Array, Array, Shard]]:
         def branch(*buckets: Array) -> tuple[Array, Array, Shard]:
-            received = push(request.push_format, buckets, capacity, partitioning.size, axis_name, request.divisor(n))
+            received = push(request.push_format, buckets, capacity, size, axis_name, request.divisor(n))
             return pulled.encode(received, axis_name)
 
         return branch
@@ -187,14 +178,14 @@ def _exchange_sparse(
     reduced = lax.switch(pull_rung, [pull_with(c) for c in pull_rungs], headers, count, *shard)
 
     reduced_units = jnp.sum(shard_counts, dtype=jnp.float32)
-    push_bytes = jnp.array([exchange.push_bytes(c) for c in push_rungs], jnp.float32)
-    pull_bytes = jnp.array([pulled.message_bytes(c) for c in pull_rungs], jnp.float32)
+    pushed_bytes = [push_bytes(partitioning, c, width, dtype, request.push_format) for c in push_rungs]
+    pulled_bytes = [pulled.message_bytes(c) for c in pull_rungs]
     planned_room = max(request.planned(1), pulled.smallest_room) if request.planned(1) else None
     stats = stats | {"rounds": jnp.maximum(stats["rounds"], rounds(fullest_shard, planned_room))}
     return reduced, make_info(
         density_reduced=density(reduced_units, reduced.shape[0]),
-        bytes_pushed=(n - 1) * push_bytes[push_rung],
-        bytes_pulled=(n - 1) * pull_bytes[pull_rung],
+        bytes_pushed=(n - 1) * jnp.array(pushed_bytes, jnp.float32)[push_rung],
+        bytes_pulled=(n - 1) * jnp.array(pulled_bytes, jnp.float32)[pull_rung],
         bytes_dense=2 * dense_bytes(reduced.size, dtype, n),
         imbalance_pull=n * jnp.max(shard_counts).astype(jnp.float32) / jnp.maximum(reduced_units, 1.0),
         **stats,

@@ -13,7 +13,7 @@ from zen_jax import errors
 from zen_jax._typing import Array, AxisName, PyTree
 from zen_jax.kernels import list_largest, send_largest
 from zen_jax.kernels.error_feedback import residual_dtype
-from zen_jax.kernels.send_largest import listed
+from zen_jax.kernels.send_largest import as_list
 from zen_jax.kernels.send_largest import reference as send_reference
 from zen_jax.planning.buckets import DENSE_BELOW
 from zen_jax.selection import largest
@@ -68,7 +68,7 @@ def send(
     compact = compact and update.nbytes >= DENSE_BELOW
     if model_axis is not None:
         sent, residual, velocity = _send_over_shards(update, residual, least, most, model_axis, **how)
-        sent = listed(sent, min(most, update.size)) if compact else sent
+        sent = as_list(sent, min(most, update.size)) if compact else sent
     elif compact:
         sent, residual, velocity = list_largest(update, residual, least, most, min(most, update.size), **how)
     else:
