@@ -10,6 +10,7 @@ import oracle
 import pytest
 from flax import nnx
 from flax.training.train_state import TrainState
+from jax.sharding import PartitionSpec
 
 import zen_jax as zen
 
@@ -95,6 +96,28 @@ def test_nnx_optimizer_in_the_worker():
     watching = optax.GradientTransformation(transform.init, watched)
     assert_same_step(train(optax.chain(watching, optax.sgd(0.5))), train(optax.chain(pmean, optax.sgd(0.5))))
     assert {"embed/embedding", "out/bias", "out/kernel"} in seen  # and none is taken for one to fuse
+
+
+def test_nnx_step_in_place():
+    """nnx.shard_map and nnx.jit around a step that changes model and optimizer."""
+
+    def train(transform):
+        model = NnxModel(nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, transform, wrt=nnx.Param)
+
+        def step(model, optimizer, tokens):
+            gradients = nnx.grad(lambda m: loss_of(m(tokens), tokens))(model)
+            optimizer.update(model, gradients)
+
+        specs = {"in_specs": (PartitionSpec(), PartitionSpec(), PartitionSpec(harness.AXIS)), "out_specs": None}
+        run = nnx.jit(nnx.shard_map(step, mesh=harness.mesh(N), check_vma=False, **specs))
+        for _ in range(2):
+            run(model, optimizer, TOKENS.reshape(-1, TOKENS.shape[-1]))
+        return jax.tree.map(lambda x: np.stack([shard.data for shard in x.addressable_shards]), nnx.state(model))
+
+    pmean = optax.stateless(lambda updates, _: jax.lax.pmean(updates, harness.AXIS))
+    ours = train(optax.chain(zen.synchronize(harness.AXIS, dense_below=0), optax.sgd(0.5, momentum=0.9)))
+    assert_same_step(ours, train(optax.chain(pmean, optax.sgd(0.5, momentum=0.9))))
 
 
 def test_nnx_value_and_grad_under_jit():

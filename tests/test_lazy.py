@@ -6,8 +6,9 @@ import numpy as np
 import optax
 import pytest
 from cases import assert_same_bits
-from lookups import TABLE, D, K, V, dense_sum, integers, merged
+from lookups import RNG, TABLE, D, K, V, assert_well_formed, dense_sum, integers, merged
 
+import zen_jax as zen
 from zen_jax import embedding
 
 pytestmark = pytest.mark.promoting  # optax's and Flax's own arithmetic relies on promotion
@@ -108,6 +109,22 @@ def test_gradients_of_another_table_are_refused():
     gradient = merged(np.arange(3), integers(3, D))
     with pytest.raises(ValueError, match=r"table of shape \(23, 3\), but the table has \(22, 3\)"):
         optimizer.update(gradient, optimizer.init(table), table)
+
+
+def test_multi_steps_inside_are_refused():
+    inner = optax.chain(optax.clip(1.0), optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation())
+    with pytest.raises(ValueError, match="MultiSteps inside"):
+        embedding.lazy(inner).init(jnp.asarray(TABLE))
+
+
+def test_gradients_that_a_scan_has_stacked_merge():
+    """Accumulation: the sum of several batches, each row once."""
+    ids = RNG.integers(0, V, (3, K)).astype(np.int32)
+    rows = integers(3, K, D)
+    _, stacked = jax.lax.scan(lambda _, batch: (None, merged(*batch)), None, (jnp.asarray(ids), jnp.asarray(rows)))
+    total = zen.RowSparseGradient.from_lookups(stacked.ids, stacked.rows, stacked.num_rows)
+    assert_well_formed(total)
+    np.testing.assert_array_equal(total.to_dense(), sum(map(dense_sum, ids, rows)))
 
 
 def test_densify_equals_dense():

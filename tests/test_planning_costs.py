@@ -178,7 +178,9 @@ def test_estimate():
     seconds, nbytes = found.total("zen")
     assert nbytes == sum(schemes["zen"].nbytes for schemes in found.leaves.values())
     assert seconds == sum(schemes["zen"].seconds for schemes in found.leaves.values())
-    assert "lower bound" in str(found)
+    assert "lower bound" in str(found) and "time to compute is left out" in str(found)
+    measured = zen.Cluster(8, kernels={"partition": zen.planning.cluster.Rate(1e-10, 1e-10)})
+    assert "left out" not in str(zen.estimate(PROFILE, measured))
     assert found.to_json()["leaves"]["table"]["zen"]["bytes"] == found.leaves["table"]["zen"].nbytes
 
 

@@ -208,6 +208,8 @@ def test_autotune_with_value_and_grad():
 def test_autotune_refuses():
     with pytest.raises(ValueError, match="steps=0"):
         zen.autotune(lambda plan: None, cluster=SLOW, steps=0)
+    with pytest.raises(ValueError, match="inside jit or scan"):
+        jax.jit(zen.autotune(lambda plan: lambda x: x, cluster=SLOW))(1)
     ignores = zen.autotune(lambda plan: lambda x: x, cluster=SLOW, steps=1)
     assert ignores(1) == 1
     for _ in range(2):

@@ -27,7 +27,7 @@ def _load(platform: str) -> tuple[ModuleType | None, frozenset[str], str]:
     try:
         library = importlib.import_module(f"zen_jax.{module}")
     except ModuleNotFoundError:
-        compiler = "nvcc" if platform == "cuda" else "C++ compiler"
+        compiler = "nvcc (ZEN_JAX_CUDA=1 brings PyPI's)" if platform == "cuda" else "C++ compiler"
         cause = f"no working {compiler} at installation, or these sources hide the package that was installed"
         return None, frozenset(), f"zen_jax.{module} is not there: {cause}"
     except ImportError as error:

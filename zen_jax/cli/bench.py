@@ -5,8 +5,6 @@ Workers are the devices of all processes of jax.distributed: start the same comm
 share one memory: no network is measured then. Messages are planned on the gradients themselves."""
 
 import argparse
-import json
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -97,7 +95,8 @@ def _bench(
     say(f"profiling the gradients of {mesh.size} workers")
     profile = zen.profile(*steps)
     schemes = tuple(dict.fromkeys((BASELINE, *options.schemes)))
-    _check_same(profile.to_json(), schemes, options.repeats, options.gbps, options.latency_us)
+    links = {"gbps": options.gbps, "latency_us": options.latency_us}
+    zen.check_agreement(profile=profile, schemes=schemes, repeats=options.repeats, **links)
     processes = jax.process_count()
     if options.gbps is None:
         say("measuring links and kernels")
@@ -142,10 +141,3 @@ class Scheme:
 
     def info(self, result: Any) -> dict[str, float]:
         return {key: float(value.addressable_data(0)) for key, value in result[1]._asdict().items()}
-
-
-def _check_same(*inputs: Any) -> None:
-    """Raises a ValueError in every process where not all work on the same: they would wait for each other for ever."""
-    digest = zlib.crc32(json.dumps(inputs, default=str).encode())
-    if len(set(workers.gather(np.asarray([float(digest)])).ravel())) > 1:
-        raise ValueError("the processes have other gradients or options than each other. Start all with the same.")

@@ -41,7 +41,10 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path} holds no arrays. {SAVE}")
     for name, leaf in leaves.items():
         if not isinstance(leaf, np.ndarray) or leaf.dtype.kind == "V":  # what NumPy makes of bfloat16
-            raise ValueError(f"{path}: {name} is of no type that NumPy keeps, such as bfloat16. Save it as float32.")
+            raise ValueError(
+                f"{path}: {name} is of no type that NumPy keeps, such as bfloat16. Save it as float32, or in Python "
+                "the profile itself, zen_jax.profile(gradients).save(FILE): a plan is for the dtype of its profile."
+            )
     slices = {leaf.shape[:1] for leaf in leaves.values()}
     if len(slices) > 1 or slices & {(), (0,)}:
         shapes = ", ".join(f"{name} {leaf.shape}" for name, leaf in leaves.items())

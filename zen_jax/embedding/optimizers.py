@@ -22,14 +22,15 @@ def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExt
 
     Args:
       inner: any transformation that works element by element, or over the whole tree as `optax.clip_by_global_norm`,
-        with its state; not one that looks at a whole table, such as `optax.adafactor` or `optax.lamb`.
+        with its state; not one that looks at a whole table, such as `optax.adafactor` or `optax.lamb`, nor
+        `optax.MultiSteps`, whose last step would leave the rows of the others out.
 
     Returns:
       A transformation whose state is that of `inner`, whose updates of tables are row-sparse, and which takes
       gradients after `zen_jax.synchronize`. `optax.apply_updates` writes the touched rows only.
 
     Raises:
-      ValueError: at update for a gradient of another shape than its table.
+      ValueError: at init for `optax.MultiSteps`; at update for a gradient of another shape than its table.
 
     >>> import jax.numpy as jnp, optax
     >>> from zen_jax.row_sparse import RowSparseGradient
@@ -42,6 +43,15 @@ def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExt
     [0.5, 0.0]
     """
     inner = optax.with_extra_args_support(inner)
+
+    def init(params: PyTree) -> PyTree:
+        state = inner.init(params)
+        if any(map(_is_multi_steps, jax.tree.leaves(state, is_leaf=_is_multi_steps))):
+            raise ValueError(
+                "lazy has optax.MultiSteps inside, which would lose the rows that its last step does not touch. Add up "
+                "the gradients before update, by RowSparseGradient.from_lookups."
+            )
+        return state
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         updates = jax.tree.map(_intact, updates, is_leaf=is_row_sparse)
@@ -57,7 +67,7 @@ def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExt
             jax.tree.map(_written, state, gradients, state_of_rows),
         )
 
-    return optax.GradientTransformationExtraArgs(inner.init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def densify() -> optax.GradientTransformation:
@@ -80,6 +90,10 @@ def densify() -> optax.GradientTransformation:
         return leaf.to_dense() if is_row_sparse(leaf) else leaf
 
     return optax.stateless(lambda updates, params: jax.tree.map(dense, updates, is_leaf=is_row_sparse))
+
+
+def _is_multi_steps(state: Any) -> bool:
+    return isinstance(state, optax.MultiStepsState)
 
 
 def _intact(leaf: Any) -> Any:

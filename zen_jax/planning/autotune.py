@@ -3,6 +3,8 @@
 from collections.abc import Callable, Collection
 from typing import Any
 
+import jax
+
 from zen_jax import errors
 from zen_jax.agreement import check_agreement
 from zen_jax.planning.cluster import Cluster
@@ -27,6 +29,11 @@ class Autotuned:
         self._step = make_step(self._profiler)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            raise ValueError(
+                "the step of zen_jax.autotune was called inside jit or scan, where it would profile for ever. Call it "
+                "outside, and compile in make_step."
+            )
         # Ahead of the step: where this fails, no results are lost and no argument has been donated.
         if self._calls == 0:
             check_agreement(cluster=self._cluster, steps=self._steps, schemes=self._schemes)
@@ -70,7 +77,7 @@ def autotune(
     Raises:
       ValueError: for steps below 1, or schemes as `zen_jax.plan`; in the first call, before anything runs, for a
         cluster of another size, or processes with other arguments than each other; when planning, for a step that
-        ignored its plan.
+        ignored its plan; in any call inside jit, scan or the like.
 
     >>> import jax, jax.numpy as jnp
     >>> from zen_jax.transforms.synchronize import synchronize

@@ -42,6 +42,7 @@ class Estimate:
     n: int
     leaves: Mapping[str, Mapping[str, Estimated]]  # by leaf, then by scheme
     bounds: Mapping[str, Bound]
+    counts_computing: bool  # beside sending: whether the cluster has measured kernels
 
     def best(self, leaf: str, schemes: Sequence[str]) -> Estimated:
         """The fastest of some schemes for a leaf; the first of equals in the order of `schemes`."""
@@ -67,7 +68,7 @@ class Estimate:
             | {"lower bound": {"seconds": self.bounds[leaf].seconds, "bytes": self.bounds[leaf].nbytes}}
             for leaf, schemes in self.leaves.items()
         }
-        return {"n": self.n, "leaves": leaves}
+        return {"n": self.n, "counts_computing": self.counts_computing, "leaves": leaves}
 
     def __str__(self) -> str:
         rows = [("leaf", "scheme", "unit", "MB", "ms")]
@@ -77,7 +78,12 @@ class Estimate:
                 rows.append((leaf, scheme, unit, f"{each.nbytes / 1e6:.3f}", f"{each.seconds * 1e3:.3f}"))
             bound = self.bounds[leaf]
             rows.append((leaf, "lower bound", "", f"{bound.nbytes / 1e6:.3f}", f"{bound.seconds * 1e3:.3f}"))
-        return f"estimate for {self.n} workers, MB pushed and pulled by each\n{table(rows)}"
+        return f"estimate for {self.n} workers, MB pushed and pulled by each{self.caveat}\n{table(rows)}"
+
+    @property
+    def caveat(self) -> str:
+        """What a reader of the seconds must know, for the end of a heading."""
+        return "" if self.counts_computing else "; time to compute is left out: zen_jax.calibrate measures it"
 
 
 def estimate(profile: SparsityProfile, cluster: Cluster) -> Estimate:
@@ -119,4 +125,4 @@ def estimate(profile: SparsityProfile, cluster: Cluster) -> Estimate:
         leaves[name] = {scheme: fastest[scheme] for scheme in registry.names() if scheme in fastest}
         least = lower_bound(leaf, n)
         bounds[name] = Bound(least, inside + least * 8 / (cluster.fastest_gbps(n) * 1e9))
-    return Estimate(n, leaves, bounds)
+    return Estimate(n, leaves, bounds, counts_computing=bool(cluster.kernels))

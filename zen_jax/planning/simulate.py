@@ -83,7 +83,8 @@ class Simulation:
             seconds = (*(point.estimate.total(scheme)[0] for scheme in self.schemes), point.bound[0])
             choice = ", ".join(dict.fromkeys(point.choice.values()))
             rows.append((str(point.n), *(f"{each * 1e3:.2f}" for each in seconds), f"{point.speed_up:.2f}", choice))
-        return f"ms by number of workers, and the speed-up of the choice over dense\n{table(rows)}"
+        caveat = self.points[0].estimate.caveat if self.points else ""
+        return f"ms by number of workers, and the speed-up of the choice over dense{caveat}\n{table(rows)}"
 
 
 def simulate(

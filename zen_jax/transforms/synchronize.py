@@ -1,6 +1,6 @@
 """`synchronize`: the all-reduce of a gradient tree as an optax transformation."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import optax
 
 from zen_jax import _axis, errors
-from zen_jax._typing import Array, AxisName, PyTree, Unit
+from zen_jax._typing import AxisName, PyTree, Unit
 from zen_jax.collective import OPS, all_reduce
 from zen_jax.info import Info, make_info, total
 from zen_jax.planning.buckets import BUCKET_BYTES, DENSE_BELOW, buckets
 from zen_jax.planning.live import Profiler
-from zen_jax.planning.plan import Plan
+from zen_jax.planning.plan import LeafPlan, Plan
 from zen_jax.row_sparse import is_row_sparse
 from zen_jax.schemes import registry
 from zen_jax.schemes.row_sparse import reduce_rows
@@ -28,8 +28,8 @@ FUSED = "(fused)"
 class SynchronizeState(NamedTuple):
     """State of `synchronize`: what the last step did. `optax.tree.get(state, "info")` finds it in a chain.
 
-    `info` maps a leaf's name ("embed/embedding") to its `Info`; the small leaves, fused into dense buckets, share the
-    name "(fused)". `zen_jax.total(info)` adds them up.
+    `info` maps a leaf's name ("embed/embedding") to its `Info`; leaves under `dense_below`, which are fused into dense
+    buckets unless a plan says otherwise, share the name "(fused)". `zen_jax.total(info)` adds them up.
     """
 
     info: dict[str, Info]
@@ -59,8 +59,9 @@ def synchronize(
       op: "mean" or "sum".
       scheme: as in `all_reduce`. Under "dense" fused buckets take `psum`, else they too are summed in worker order.
       unit: as in `all_reduce`.
-      plan: a `Plan`, which says scheme, unit, formats, capacities and buckets by leaf and replaces `scheme`, `unit`,
+      plan: a `Plan`, which says scheme, unit, formats, capacities and buckets by leaf in place of `scheme`, `unit`,
         `bucket_bytes` and `dense_below`; or a `Profiler`, which watches gradients that are synchronised without one.
+        The state fits any plan.
       bucket_bytes: largest bucket of fused leaves.
       dense_below: leaves of fewer bytes than this are fused.
       seed: seed of the hash, the same on every worker.
@@ -95,20 +96,7 @@ def synchronize(
     if plan is not None and not isinstance(plan, Plan | Profiler):
         raise ValueError(f"plan is a {type(plan).__name__}, but must be what zen_jax.plan makes, a Profiler or None.")
     axes = _axis.joined(axis_name, intra_axis)
-    planned = plan.leaves if isinstance(plan, Plan) else None
-    fused_scheme = "dense" if scheme == "dense" else "dense_ordered"
-    reduce = partial(all_reduce, axis_name=axis_name, op=op, seed=seed, intra_axis=intra_axis)
-
-    def fused_names(named: list[tuple[str, Leaf]], state: SynchronizeState | None = None) -> set[str]:
-        if planned is not None:
-            return {name for name, leaf in planned.items() if leaf.bucket is not None}
-        if state is None:
-            return {name for name, leaf in named if leaf.nbytes < dense_below}
-        # As `init` saw it: gradients may be narrower than their parameters, and the state keeps its structure.
-        return {name for name, _ in named if name not in state.info}
-
-    def info_names(named: list[tuple[str, Leaf]], fused: set[str]) -> list[str]:
-        return [FUSED if name in fused else name for name, _ in named]
+    reduce = partial(all_reduce, axis_name=axis_name, op=op, seed=seed, intra_axis=intra_axis, return_info=True)
 
     def check(named: list[tuple[str, Leaf]], n: int | None) -> None:
         for name, leaf in named:
@@ -116,36 +104,24 @@ def synchronize(
         if isinstance(plan, Plan):
             plan.check(named, n, seed)
 
+    def info_names(named: list[tuple[str, Leaf]]) -> list[str]:
+        """Whatever the plan, so that a state fits any."""
+        return list(dict.fromkeys(FUSED if leaf.nbytes < dense_below else name for name, leaf in named))
+
     def init(params: PyTree) -> SynchronizeState:
         named = named_leaves(params)
         check(named, n=None)
-        return SynchronizeState({name: make_info() for name in info_names(named, fused_names(named))})
+        return SynchronizeState({name: make_info() for name in info_names(named)})
 
-    def reduce_leaf(name: str, leaf: Leaf) -> tuple[Leaf, Info]:
-        if is_row_sparse(leaf):
-            return reduce_rows(leaf, axes, registry.Request(op=op, seed=seed))
-        how = {"scheme": scheme, "unit": unit} if planned is None else planned[name].options
-        return reduce(leaf, return_info=True, **how)
+    def unplanned(named: list[tuple[str, Leaf]], names: Collection[str]) -> dict[str, _Unplanned]:
+        # What `init` fused stays fused: gradients may be narrower than their parameters.
+        fused = [(name, leaf) for name, leaf in named if name not in names]
+        dense = {"scheme": "dense" if scheme == "dense" else "dense_ordered"}
+        routes = {name: _Unplanned({"scheme": scheme, "unit": unit}) for name, _ in named}
+        found = buckets([(leaf.dtype, leaf.nbytes) for _, leaf in fused], bucket_bytes)
+        return routes | {fused[i][0]: _Unplanned(dense, number) for number, bucket in enumerate(found) for i in bucket}
 
-    def fuse(leaves: list[tuple[str, Leaf]]) -> list[list[int]]:
-        if planned is None:
-            return buckets([(leaf.dtype, leaf.nbytes) for _, leaf in leaves], bucket_bytes)
-        numbers = [planned[name].bucket for name, _ in leaves]
-        return [[i for i, number in enumerate(numbers) if number == wanted] for wanted in sorted(set(numbers))]
-
-    def reduce_fused(leaves: list[tuple[str, Leaf]]) -> tuple[list[Array], Info]:
-        reduced, infos = [None] * len(leaves), []
-        for bucket in fuse(leaves):
-            arrays = [densified(leaves[i][1]) for i in bucket]
-            how = fused_scheme if planned is None else planned[leaves[bucket[0]][0]].scheme
-            flat = jnp.concatenate([array.reshape(-1) for array in arrays])
-            flat, info = reduce(flat, scheme=how, return_info=True)
-            infos.append(info)
-            for i, array in zip(bucket, arrays, strict=True):
-                reduced[i], flat = flat[: array.size].reshape(array.shape), flat[array.size :]
-        return reduced, _sum_dense(infos)
-
-    def update(updates: PyTree, state: SynchronizeState, params: PyTree = None, **_: Any):
+    def update(updates: PyTree, state: SynchronizeState | None, params: PyTree = None, **_: Any):
         del params
         named = named_leaves(updates)
         check(named, _axis.axis_size(axis_name))
@@ -153,38 +129,62 @@ def synchronize(
             _axis.axis_size(intra_axis, "intra_axis")
         for name, leaf in named:
             _axis.check_not_reduced(name, values_of(leaf), axes)
-        reduced, info = {}, {}
+        names = info_names(named) if state is None else list(state.info)
+        reduced, infos = {}, []
         with jax.named_scope("zen"):
             if isinstance(plan, Profiler):
                 plan.observe(named, axis_name, seed, intra_axis, dense_below)
-            fused = fused_names(named, state)
-            together = [(name, leaf) for name, leaf in named if name in fused and not is_row_sparse(leaf)]
-            if together:
-                arrays, info[FUSED] = reduce_fused(together)
-                reduced.update(zip([name for name, _ in together], arrays, strict=True))
+            arrays = {name: leaf for name, leaf in named if not is_row_sparse(leaf)}
+            routes = plan.leaves if isinstance(plan, Plan) else unplanned(list(arrays.items()), names)
+            for bucket in _by_bucket(routes, arrays):
+                parts = [densified(arrays[name]) for name in bucket]
+                flat = jnp.concatenate([part.reshape(-1) for part in parts])
+                flat, info = reduce(flat, **routes[bucket[0]].options)
+                for name, part in zip(bucket, parts, strict=True):
+                    reduced[name], flat = flat[: part.size].reshape(part.shape), flat[part.size :]
+                infos.append((min(bucket, key=names.__contains__), info))
             for name, leaf in named:
-                if name not in reduced:
-                    reduced[name], info[name] = reduce_leaf(name, leaf)
-            names = info_names(named, fused) if state is None else state.info
-            info = _largest_beside(_by_name(info, names, together), axes)
+                if is_row_sparse(leaf):
+                    reduced[name], info = reduce_rows(leaf, axes, registry.Request(op=op, seed=seed))
+                elif routes[name].bucket is None:
+                    reduced[name], info = reduce(leaf, **routes[name].options)
+                else:
+                    continue
+                infos.append((name, info))
+            info = _largest_beside(_by_name(infos, names), axes)
         treedef = jax.tree.structure(updates, is_leaf=is_sparse_leaf)
         return jax.tree.unflatten(treedef, [reduced[name] for name, _ in named]), SynchronizeState(info)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _by_name(info: dict[str, Info], names: Iterable[str], together: list[tuple[str, Leaf]]) -> dict[str, Info]:
-    """Under the names that the state has, whatever a plan or a row-sparse gradient has fused since `init`."""
+class _Unplanned(NamedTuple):
+    """How a leaf travels without a plan: as much of a `LeafPlan` as reducing it takes."""
+
+    options: dict[str, Any]
+    bucket: int | None = None
+
+
+def _by_bucket(routes: Mapping[str, LeafPlan | _Unplanned], names: Iterable[str]) -> list[list[str]]:
+    """The leaves that travel as one, for each bucket in order."""
+    found: dict[int, list[str]] = {}
+    for name in names:
+        if routes[name].bucket is not None:
+            found.setdefault(routes[name].bucket, []).append(name)
+    return [found[number] for number in sorted(found)]
+
+
+def _by_name(infos: list[tuple[str, Info]], names: Iterable[str]) -> dict[str, Info]:
+    """Under the names that the state has, by whatever leaves a plan has fused since `init`, or taken apart."""
     found: dict[str, list[Info]] = {name: [] for name in names}
-    for name, of_name in info.items():
-        # Of leaves that had names of their own, the first stands for their buckets.
-        known = name if name in found else together[0][0] if name == FUSED else FUSED
+    for name, info in infos:
+        known = name if name in found else FUSED
         if known not in found:
             raise ValueError(
-                f"state is of {', '.join(found)}, but gradients have {known}. Call init with the parameters that they "
+                f"state is of {', '.join(found)}, but gradients have {name}. Call init with the parameters that they "
                 "are of."
             )
-        found[known].append(of_name)
+        found[known].append(info)
     return {name: total(infos) for name, infos in found.items()}
 
 
@@ -194,8 +194,3 @@ def _largest_beside(info: dict[str, Info], axes: AxisName) -> dict[str, Info]:
     if not leaves or not _axis.beside(axes):
         return info
     return treedef.unflatten(list(_axis.largest_beside(jnp.stack(leaves), axes)))
-
-
-def _sum_dense(infos: list[Info]) -> Info:
-    fields = ("bytes_pushed", "bytes_pulled", "bytes_dense")
-    return make_info(dense_taken=1.0, **{field: sum(getattr(info, field) for info in infos) for field in fields})
