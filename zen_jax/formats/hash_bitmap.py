@@ -1,4 +1,4 @@
-"""Hash-bitmap messages: one server's bitmap with its count as uint32 words, and then its non-zero units.
+"""Hash-bitmap messages: one server's bitmap with its count, and then its non-zero units, each as uint32 words.
 
 The bitmap goes first and by itself: its count tells every worker how much room the units need.
 """
@@ -6,13 +6,14 @@ The bitmap goes first and by itself: its count tells every worker how much room 
 import jax.numpy as jnp
 
 from zen_jax._typing import Array
-from zen_jax.formats.words import WORD_BYTES
+from zen_jax.formats import message
+from zen_jax.formats.words import WORD_BYTES, words_for
 from zen_jax.kernels._bits import bitmap_words
 
 
 def message_bytes(size: int, capacity: int, width: int, dtype: jnp.dtype) -> int:
     """Bytes of both messages about `size` units, with room for `capacity` non-zero ones of `width` elements."""
-    return WORD_BYTES * (bitmap_words(size) + 1) + capacity * width * jnp.dtype(dtype).itemsize
+    return WORD_BYTES * (bitmap_words(size) + 1 + words_for(capacity * width, dtype))
 
 
 def pack_bitmap(words: Array, count: Array) -> Array:
@@ -23,3 +24,15 @@ def pack_bitmap(words: Array, count: Array) -> Array:
 def unpack_bitmap(messages: Array) -> tuple[Array, Array]:
     """The inverse, on messages [n, W + 1]: words [n, W] and counts int32 [n]."""
     return messages[:, :-1], messages[:, -1].astype(jnp.int32)
+
+
+def pack_units(values: Array, count: Array, capacity: int) -> Array:
+    """uint32 words of the first `capacity` of units [R, D]; those beyond `count` become zeros."""
+    # A slice would do, but XLA compiles a kernel for each size of one, and none for a custom call.
+    nothing = jnp.zeros_like(count, shape=(1, 0))
+    return message.pack(nothing, nothing, values[None], count[None], capacity)[0]
+
+
+def unpack_units(messages: Array, capacity: int, width: int, dtype: jnp.dtype) -> Array:
+    """The inverse, on messages [n, M]: units [n, C, D]."""
+    return message.unpack(messages, 0, 0, capacity, width, dtype)[2]

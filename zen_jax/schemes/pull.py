@@ -72,10 +72,11 @@ class HashBitmap(_OfUnits):
         return words, count, (values,)
 
     def pack(self, shard: Shard, count: Array, capacity: int) -> Array:
-        return shard[0][:capacity]
+        return hash_bitmap.pack_units(*shard, count, capacity)
 
     def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
-        return self.partitioning.decode(headers, bodies)
+        values = hash_bitmap.unpack_units(bodies, capacity, self.width, self.dtype)
+        return self.partitioning.decode(headers, values)
 
 
 class Bitmap(HashBitmap):
