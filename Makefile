@@ -8,6 +8,7 @@ BAZEL ?= bazel
 
 # Tools that the virtual environment brings: cmake, ninja, ruff, pytest.
 export PATH := $(abspath $(VENV))/bin:$(PATH)
+export JOBS
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(addprefix --constraint ,$(CONSTRAINTS))
 INSTALLED := $(VENV)/.installed
 NATIVE := $(wildcard CMakeLists.txt cmake/* cuda/*.* cuda/common/* xla_ffi/*.* xla_ffi/cpu/*)
@@ -17,7 +18,8 @@ ARGS ?=
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
-	@echo 'Variables: PYTHON (interpreter to use), VENV, CONSTRAINTS (file for pip), ARGS (passed on by demo and test).'
+	@echo 'Variables: PYTHON (interpreter to use), VENV, CONSTRAINTS (file for pip), JOBS (tests at once), BAZEL, ARGS (passed'
+	@echo 'on by demo, test and bench).'
 
 demo: $(INSTALLED)  ## train a language model on 8 workers, zen beside dense
 	$(VENV)/bin/python -m examples.lm.main $(ARGS)

@@ -1,4 +1,4 @@
-// Reads and overwrites memory as fast as one core can: the bandwidth ceilings of benchmarks/measure.py.
+// Reads and overwrites memory as fast as one core can: the bandwidth ceilings of benchmarks/ceilings.py.
 #include <cstddef>
 #include <cstdint>
 

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import measure
+from benchmarks.ceilings import Ceilings
 from benchmarks.peers import nonzeros
 from zen_jax import kernels
 from zen_jax.cli.options import at_least, positive, share
@@ -161,7 +162,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    ceilings = measure.Ceilings()
+    ceilings = Ceilings()
     results: list[dict[str, Any]] = []
     for density in options.density:
         x = sparse_tensor(int(options.elements) // options.width, options.width, density)

@@ -11,16 +11,11 @@ Choose a rate so low that sending outweighs computing: emulated hosts share this
 """
 
 import argparse
-import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,28 +24,21 @@ import numpy as np
 
 import zen_jax as zen
 from benchmarks import group, measure, network_report, workloads
-from benchmarks.emulated_hosts import Host, HostsError, emulated_hosts, rate_in_bits, set_rate
+from benchmarks.emulated_hosts import Host, emulated_hosts, rate_in_bits, set_rate
 from benchmarks.exact import ITEMSIZE, lower_bound
 from benchmarks.peers import PEERS, Peer
 from benchmarks.problem import Problem
+from benchmarks.processes import PORT, ProcessesError, run_group, run_main
 from zen_jax.cli.options import at_least
 from zen_jax.planning.costs import candidates
 
 PLAN_STEPS = 2
-GROUP_TIMEOUT = 1800  # seconds after which a group of processes is taken to hang
-PORT = 7700
-KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_ARENA_MAX": "1"}
-"""For glibc's malloc, what examples/common/memory.py sets from inside; for peers too."""
 ABLATION = {
     "sparse_ps, elements": {"scheme": "sparse_ps", "unit": 1},
     "zen, elements, COO pull": {"scheme": "zen", "unit": 1, "push_format": "coo", "pull_format": "coo"},
     "zen, elements, hash bitmap": {"scheme": "zen", "unit": 1, "push_format": "coo", "pull_format": "hash_bitmap"},
 }
 """The paper's own steps, from contiguous servers to hashed ones to hash bitmaps, with an index for every element."""
-
-
-class NetworkError(RuntimeError):
-    """A measurement cannot go on; the message says why."""
 
 
 def make_problem(
@@ -104,47 +92,6 @@ def measure_given(options: argparse.Namespace, problem: Path) -> list[dict[str, 
     return [record | {"rate": options.rate[0]} for record in records]
 
 
-def run_group(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    """Runs processes until all have ended, or one has failed; returns the records that the first one printed."""
-    # A training loop reuses its memory; without this, faulting fresh pages in would drown all else.
-    variables = os.environ | KEEP_FREED_MEMORY
-    with tempfile.TemporaryDirectory() as folder:
-        logs = [Path(folder) / f"{i}.log" for i in range(len(commands))]
-        processes: list[subprocess.Popen] = []
-        try:
-            for command, log in zip(commands, logs, strict=True):
-                with log.open("w") as output:
-                    # What the first says is progress; the others matter only where one of them fails.
-                    errors = subprocess.STDOUT if processes else None
-                    started = subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=variables
-                    )
-                    processes.append(started)
-            deadline = time.monotonic() + GROUP_TIMEOUT
-            while any(p.poll() is None for p in processes) and not any(p.poll() for p in processes):
-                if time.monotonic() > deadline:
-                    raise NetworkError(f"processes did not end within {GROUP_TIMEOUT} s")
-                time.sleep(0.1)
-            for i, (process, log) in enumerate(zip(processes, logs, strict=True)):
-                if process.poll():
-                    said = log.read_text(errors="replace").strip().splitlines()[-5:]
-                    raise NetworkError("\n".join([f"process {i} of {len(processes)} failed", *said]))
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        return [json.loads(line) for line in logs[0].read_text().splitlines() if line.startswith("{")]
-
-
-@contextmanager
-def compiled_once() -> Iterator[None]:
-    """Inside, processes that run the same program share what one of them has compiled."""
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # every program from the cache is warned of
-        yield
-
-
 def _one_a_host(module: str, python: str, hosts: Sequence[Host], shared: Sequence[str], port: int) -> list[list[str]]:
     place = ["--coordinator", f"{hosts[0].address}:{port}"]
     command = [python, "-m", module, *shared, *place]
@@ -154,7 +101,7 @@ def _one_a_host(module: str, python: str, hosts: Sequence[Host], shared: Sequenc
 def _mpiexec(peer: Peer, python: str, hosts: Sequence[Host], shared: Sequence[str]) -> list[str]:
     mpiexec = shutil.which("mpiexec", path=str(Path(python).parent)) or shutil.which("mpiexec")
     if mpiexec is None:
-        raise NetworkError(f"{peer.module} needs mpiexec beside {python} or on PATH: pip install mpich")
+        raise ProcessesError(f"{peer.module} needs mpiexec beside {python} or on PATH: pip install mpich")
     parts = [["-n", "1", *host.command([python, "-m", peer.module, *shared])] for host in hosts]
     return [mpiexec, *parts[0], *(word for part in parts[1:] for word in (":", *part))]
 
@@ -220,7 +167,6 @@ def measure_workload(options: argparse.Namespace, workload: workloads.Workload, 
 
 def main() -> None:
     options = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that emulated hosts are removed
     loaded = [workloads.load(name, options.data) for name in options.workloads]
     if options.coordinator is None and options.peers is None:
         options.peers = installed_peers(options.peer_python)
@@ -240,9 +186,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (HostsError, NetworkError, OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

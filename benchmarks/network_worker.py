@@ -35,7 +35,7 @@ class Processes:
             name: each.seconds(cluster, self.size)
             for name, options in self.problem.notes["cases"].items()
             for each in known
-            if _hashable(each.options) == _hashable(options)
+            if each.options == _with_tuples(options)
         }
         choice = min((name for name in seconds if name in zen.schemes.names()), key=seconds.__getitem__)
         return {name: {"estimate": each, "planned": name == choice} for name, each in seconds.items()}
@@ -48,7 +48,7 @@ class Scheme:
         self.name, self.problem, self.rank = name, problem, rank
         self.sharding = NamedSharding(mesh, PartitionSpec("data"))
         keywords = problem.notes["cases"][name]
-        reduce = lambda x: zen.all_reduce(x[0], "data", op="sum", return_info=True, **_hashable(keywords))  # noqa: E731
+        reduce = lambda x: zen.all_reduce(x[0], "data", op="sum", return_info=True, **keywords)  # noqa: E731
         mapped = jax.shard_map(
             reduce, mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec(), check_vma=False
         )
@@ -66,7 +66,7 @@ class Scheme:
         return {key: float(value.addressable_data(0)) for key, value in result[1]._asdict().items()}
 
 
-def _hashable(keywords: dict[str, Any]) -> dict[str, Any]:
+def _with_tuples(keywords: dict[str, Any]) -> dict[str, Any]:
     """JSON has no tuples."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in keywords.items()}
 

@@ -10,7 +10,6 @@ what the counting costs weighs most.
 
 import argparse
 import json
-import signal
 import statistics
 import sys
 import time
@@ -27,8 +26,8 @@ import numpy as np
 
 import zen_jax as zen
 from benchmarks import measure
-from benchmarks.emulated_hosts import HostsError, emulated_hosts, nth_host, set_rate
-from benchmarks.network import PORT, NetworkError, compiled_once, run_group
+from benchmarks.emulated_hosts import emulated_hosts, nth_host, set_rate
+from benchmarks.processes import PORT, compiled_once, run_group, run_main
 from examples.common.launch import joined
 from examples.common.loop import initial_state, make_step
 from examples.common.rank import Rank
@@ -74,7 +73,6 @@ def measured_on_hosts(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that emulated hosts are removed
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="of the example: gutenberg_lm, say")
     parser.add_argument("--workers", type=at_least(1), default=8, help="in this process")
@@ -99,7 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (HostsError, NetworkError, ValueError) as error:
-        sys.exit(f"error: {error}")
+    run_main(main)

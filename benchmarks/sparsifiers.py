@@ -30,6 +30,7 @@ from jax import lax
 
 import zen_jax as zen
 from benchmarks import measure
+from benchmarks.ceilings import Ceilings
 from zen_jax.cli.options import at_least, positive, share
 from zen_jax.sparse import densified
 
@@ -138,7 +139,7 @@ def main() -> None:
     size = int(options.elements)
     rng = np.random.default_rng(0)
     gradients = [jnp.asarray(rng.standard_normal(size, np.float32)) for _ in range(2)]
-    ceilings = measure.Ceilings()
+    ceilings = Ceilings()
     results: list[dict[str, Any]] = []
     for density in options.density:
         for name, update, state, slow in contenders(gradients[0], density):

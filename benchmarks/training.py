@@ -9,7 +9,6 @@ this machine's cores, as real ones do not, so that what a scheme computes weighs
 
 import argparse
 import json
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
-from benchmarks.emulated_hosts import Host, HostsError, emulated_hosts, set_rate
-from benchmarks.network import PORT, NetworkError, compiled_once, run_group
+from benchmarks.emulated_hosts import Host, emulated_hosts, set_rate
+from benchmarks.processes import PORT, compiled_once, run_group, run_main
 from zen_jax.cli.options import at_least
 
 DATA = {
@@ -91,7 +90,6 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that emulated hosts are removed
     rows: list[dict[str, Any]] = []
     with compiled_once():
         for example in options.examples:
@@ -102,9 +100,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (HostsError, NetworkError, ValueError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_main(main)

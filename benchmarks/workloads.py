@@ -2,7 +2,7 @@
 
 A data set lies in its own folder of `--data` (gutenberg_lm, tatoeba_fra_eng, nycflights_ctr, goemotions). Batches are
 those of ZEN's paper (section 5.1), and rows are numbered by falling frequency, as vocabularies are. A row that any
-token of the batch names has a gradient; every other row is zero. NumPy only, so that peers without JAX read it too.
+token of the batch names has a gradient; every other row is zero.
 """
 
 import gzip
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from zen_jax.cli.gradients import zipf_rows
 
 MAX_WORKERS = 65535  # where nothing else limits them
 TOKEN = re.compile(r"\w+|[^\w\s]")
@@ -122,10 +124,7 @@ def _synthetic(name: str) -> Workload:
         raise ValueError(f"workload {name!r} must give a density above 0 and up to 1, as in synthetic:0.01.")
 
     def batch(n: int, worker: int, step: int) -> np.ndarray:
-        # The largest of log(u) / weight are a weighted sample without replacement (Efraimidis and Spirakis, 2006).
-        rng = np.random.default_rng((worker, step))
-        keys = np.log(rng.random(rows)) * np.arange(1, rows + 1)
-        return np.argpartition(keys, -round(rows * density))[-round(rows * density) :]
+        return zipf_rows(np.random.default_rng((worker, step)), rows, round(rows * density))
 
     return Workload(name, rows, 256, MAX_WORKERS, batch)
 

@@ -4,5 +4,5 @@ set -euo pipefail
 folder=$1
 shift
 cmake -S . -B "$folder" -G Ninja -DZEN_TESTS=ON -DPython_EXECUTABLE="$(command -v python)" "$@" >/dev/null
-cmake --build "$folder" --parallel 2
-ctest --test-dir "$folder" --parallel 2 --output-on-failure
+cmake --build "$folder" --parallel "${JOBS:-2}"
+ctest --test-dir "$folder" --parallel "${JOBS:-2}" --output-on-failure

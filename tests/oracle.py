@@ -168,13 +168,9 @@ def balanced_parallelism_bytes(stack, unit_width=1, seed=0):
     """
     n, units = stack.shape[:2]
     itemsize = stack.dtype.itemsize * unit_width
-    owner = server_of(np.arange(units), n, seed)
-    nonzero = np.stack([is_nonzero(x) for x in stack])
-    fullest = max(int(nonzero[w][owner == s].sum()) for w in range(n) for s in range(n))
-    union = nonzero.any(axis=0)
-    largest = max(int(union[owner == s].sum()) for s in range(n))
-    push = (n - 1) * fullest * (4 + itemsize)
-    pull = (n - 1) * (largest * itemsize + 4 * tiles(tiles(units, n), 32))
+    _, pushed, pulled = message_counts(stack, seed)
+    push = (n - 1) * int(pushed.max()) * (4 + itemsize)
+    pull = (n - 1) * (int(pulled.max()) * itemsize + 4 * tiles(tiles(units, n), 32))
     return push + pull
 
 

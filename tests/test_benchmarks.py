@@ -97,14 +97,21 @@ def test_examples_in_docstrings(module):
     assert doctest.testmod(module).failed == 0
 
 
+def assert_drawn(figure, rows, folder):
+    pytest.importorskip("matplotlib")
+    drawing.save(figure.draw, rows, folder / "figure.png")
+    assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("figure", [characteristics, skewness, schemes, breakdown, imbalance, formats, strawmen])
-def test_figures_have_rows_of_plain_numbers(figure, monkeypatch):
+def test_figures_have_rows_of_plain_numbers_and_are_drawn(figure, monkeypatch, tmp_path):
     for module in (characteristics, skewness, schemes, breakdown, imbalance):
         if hasattr(module, "WORKERS") and isinstance(module.WORKERS, tuple):
             monkeypatch.setattr(module, "WORKERS", (2, 4))
     options = SimpleNamespace(workloads=["synthetic:0.01"], data=None, steps=1)
     rows = figure.rows(options)
     assert rows and all(isinstance(value, str | int | float) for row in rows for value in row.values())
+    assert_drawn(figure, rows, tmp_path)
 
 
 @pytest.mark.parametrize("load", [0.1, 0.4, 1.0])
@@ -141,3 +148,4 @@ def test_measured_breakdown_goes_step_by_step(tmp_path):
         ("+ hash bitmap", 4.0),
         ("+ wider units", 5.0),
     ]
+    assert_drawn(breakdown_measured, found, tmp_path)

@@ -26,7 +26,7 @@ def may_emulate_hosts(tmp_path_factory):
         yield
 
 
-def test_report_relates_times_to_bytes():
+def test_report_relates_times_to_bytes(tmp_path):
     def record(case, rate, seconds, received):
         spread = {"median": seconds, "min": seconds, "max": seconds}
         counted = {"received": received, "busiest": received, "info": {}, "n": 4, "first_call": 0.0}
@@ -40,6 +40,9 @@ def test_report_relates_times_to_bytes():
     assert zen["compute_share"] == pytest.approx(0.25)
     assert zen["wire_over_bound"] == 2.0 and zen["bound_ms"] == pytest.approx(62.5)
     assert "zen" in network_report.table([dense, zen])
+    pytest.importorskip("matplotlib")
+    network_report.plot([dense, zen], tmp_path / "network.png")
+    assert (tmp_path / "network.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_report_says_how_much_slower_than_the_fastest_the_planned_scheme_is():

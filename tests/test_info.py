@@ -92,6 +92,18 @@ def test_zen_in_every_format(push_format, pull_format, planned, seed, density, s
 @pytest.mark.parametrize("planned", [(None, None), (30, 60)])
 @settings(max_examples=10)
 @given(**SEEDS)
+def test_auto_moves_no_more_than_dense(planned, seed, density, skew):
+    """But for the 8 bytes that each worker tells each other before it goes dense."""
+    n = 5
+    stack = gradient(n, seed, density, skew)
+    info = info_of(stack, scheme="auto", unit="row", capacity=planned)
+    padded = 2 * (n - 1) * oracle.tiles(UNITS, n) * UNIT_BYTES
+    assert info.bytes_pushed + info.bytes_pulled <= padded + (n - 1) * 8
+
+
+@pytest.mark.parametrize("planned", [(None, None), (30, 60)])
+@settings(max_examples=10)
+@given(**SEEDS)
 def test_sparse_ps(planned, seed, density, skew):
     n = 5
     stack = gradient(n, seed, density, skew)

@@ -283,6 +283,7 @@ def test_bad_simulations():
         zen.simulate(zen.profile(GRADIENTS["table"][:1], unit="row"), zen.Cluster(1))
 
 
-@given(st.floats(0, 1e7), st.integers(2, 512))
-def test_theorem_2_bounds_random_bins(balls, n):
-    assert fullest_bin(balls / n) >= balls / n
+@given(st.integers(0, 10**7), st.integers(2, 512), st.integers(0, 2**32 - 1))
+def test_theorem_2_bounds_random_bins(balls, n, seed):
+    bins = np.random.default_rng(seed).multinomial(balls, np.full(n, 1 / n))
+    assert bins.max() <= fullest_bin(balls / n)

@@ -66,8 +66,14 @@ def synthetic(n: int, rows: int, columns: int, density: float) -> dict[str, np.n
     stack = np.zeros((n, rows, columns), np.float32)
     for worker, gradient in enumerate(stack):
         rng = np.random.default_rng((0, worker))
-        # The largest of log(u) / weight are a weighted sample without replacement (Efraimidis and Spirakis, 2006).
-        keys = np.log(rng.random(rows)) * np.arange(1, rows + 1)
-        chosen = np.argpartition(keys, -touched)[-touched:]
-        gradient[chosen] = rng.standard_normal((touched, columns), np.float32)
+        gradient[zipf_rows(rng, rows, touched)] = rng.standard_normal((touched, columns), np.float32)
     return {"embedding": stack}
+
+
+def zipf_rows(rng: np.random.Generator, rows: int, count: int) -> np.ndarray:
+    """`count` distinct rows drawn by Zipf's law, by which the first ones are common.
+
+    Source: Efraimidis and Spirakis (2006): the largest of log(u) / weight are a sample without replacement.
+    """
+    keys = np.log(rng.random(rows)) * np.arange(1, rows + 1)
+    return np.argpartition(keys, -count)[-count:]

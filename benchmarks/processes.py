@@ -1,0 +1,76 @@
+"""Processes that a benchmark starts and waits for, and how it ends itself."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.emulated_hosts import HostsError
+
+GROUP_TIMEOUT = 1800  # seconds after which a group of processes is taken to hang
+PORT = 7700
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_ARENA_MAX": "1"}
+"""For glibc's malloc, what examples/common/memory.py sets from inside; for peers too."""
+
+
+class ProcessesError(RuntimeError):
+    """Processes failed, or cannot be started; the message says why."""
+
+
+def run_group(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """Runs processes until all have ended, or one has failed; returns the records that the first one printed."""
+    # A training loop reuses its memory; without this, faulting fresh pages in would drown all else.
+    variables = os.environ | KEEP_FREED_MEMORY
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder) / f"{i}.log" for i in range(len(commands))]
+        processes: list[subprocess.Popen] = []
+        try:
+            for command, log in zip(commands, logs, strict=True):
+                with log.open("w") as output:
+                    # What the first says is progress; the others matter only where one of them fails.
+                    errors = subprocess.STDOUT if processes else None
+                    started = subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=variables
+                    )
+                    processes.append(started)
+            deadline = time.monotonic() + GROUP_TIMEOUT
+            while any(p.poll() is None for p in processes) and not any(p.poll() for p in processes):
+                if time.monotonic() > deadline:
+                    raise ProcessesError(f"processes did not end within {GROUP_TIMEOUT} s")
+                time.sleep(0.1)
+            for i, (process, log) in enumerate(zip(processes, logs, strict=True)):
+                if process.poll():
+                    said = log.read_text(errors="replace").strip().splitlines()[-5:]
+                    raise ProcessesError("\n".join([f"process {i} of {len(processes)} failed", *said]))
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        return [json.loads(line) for line in logs[0].read_text().splitlines() if line.startswith("{")]
+
+
+@contextmanager
+def compiled_once() -> Iterator[None]:
+    """Inside, processes that run the same program share what one of them has compiled."""
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # every program from the cache is warned of
+        yield
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Runs a benchmark that emulates hosts, so that they are removed however it ends, with one line for bad input."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        main()
+    except (HostsError, ProcessesError, OSError, ValueError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
