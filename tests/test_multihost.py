@@ -12,6 +12,9 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("orbax.checkpoint")
 pytest.importorskip("tqdm")
 
+import counting
+import jax
+import numpy as np
 from kills import losses
 
 from examples.common import app, launch
@@ -62,6 +65,32 @@ def trains(start: list, environment: dict[str, str], out: Path) -> None:
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0, ran.stderr
     assert "2 workers on 2 processes" in ran.stdout and len(losses(out / "zen" / "metrics.jsonl")) == 4
+
+
+@pytest.mark.multiprocess
+def test_machines_of_several_devices_train_as_emulated_workers(tmp_path, environment):
+    """Two processes of two devices each sum among themselves first; every scheme but psum gives the same bits."""
+
+    def train(*options, devices):
+        schemes = ["zen", "dense_ordered", "planned"]
+        command = [sys.executable, "-m", "tests.counting", "--sync", ",".join(schemes), *options]
+        flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        ran = subprocess.run(command, cwd=ROOT, env=environment | flags, capture_output=True, text=True, timeout=240)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout, [losses(Path(options[-1]) / scheme / "metrics.jsonl") for scheme in schemes]
+
+    said, machines = train("--processes", "2", "--machines", "2", "--out", str(tmp_path / "machines"), devices=2)
+    assert "4 workers on 2 processes, 2 machines" in said and "plan for 2 workers" in said
+    assert machines[0] == machines[1] == machines[2]
+    _, emulated = train("--workers", "4", "--out", str(tmp_path / "emulated"), devices=1)
+    np.testing.assert_allclose(machines[0], emulated[0], 1e-5)
+
+
+@pytest.mark.parametrize(("machines", "message"), [("3", "must divide the number of devices"), ("2", "emulated")])
+def test_machines_that_cannot_be(tmp_path, machines, message, monkeypatch, capsys):
+    monkeypatch.setattr(jax, "device_count", lambda: 4 if machines == "3" else 1)
+    assert app.main(counting.EXAMPLE, ["--machines", machines, "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.multiprocess

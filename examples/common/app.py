@@ -92,7 +92,7 @@ def _prepare(example: Example, options: argparse.Namespace) -> None:
 
 def _set_up(example: Example, options: argparse.Namespace, *, alone: bool) -> tuple[Config, Workers, Task, str]:
     """Everything that can be wrong with options and data is found here, before anything is traced."""
-    workers = find_workers(options.workers, example.config.workers if alone else 1)
+    workers = find_workers(options.workers, example.config.workers if alone else 1, options.machines)
     config = _config(example, options, workers.count)
     dataset, digest = _dataset(example, config)
     task = example.task(config, dataset)

@@ -32,6 +32,9 @@ class Config:
     data: Path | None = option(None, "where the data lies")
     sync: tuple[str, ...] = option(("zen", "dense_ordered", "dense"), SYNC)
     workers: int = option(8, "workers: one on each device if there are as many, else emulated on one", least=1)
+    machines: int = option(
+        1, "machines that the devices lie on evenly: the devices of each first sum among themselves, dense", least=1
+    )
     batch: int = option(8, "examples per worker and step", least=1)
     steps: int = option(200, "training steps", least=1)
     learning_rate: float = option(0.1, "learning rate")
@@ -41,7 +44,7 @@ class Config:
     resume: bool = option(False, "go on from the last checkpoint in --out, where there is one")
 
 
-RESUMABLE = ("data", "sync", "workers", "steps", "out", "checkpoint_every", "resume")
+RESUMABLE = ("data", "sync", "workers", "machines", "steps", "out", "checkpoint_every", "resume")
 """What may differ when a checkpoint is resumed."""
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from jax import lax
 import zen_jax as zen
 from examples.common.config import PLANNED, ROW_SPARSE, Config
 from examples.common.task import PyTree, Task
-from examples.common.workers import AXIS, EACH, SAME, Workers
+from examples.common.workers import EACH, SAME, Workers
 
 # On a CPU XLA drops optimization barriers before it fuses. With them an optimizer rounds the same behind every scheme.
 _KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
@@ -59,7 +59,7 @@ def initial_state(task: Task, scheme: str, workers: Workers) -> State:
 
     return State(
         workers.share(task.params),
-        workers.share(_synchronized(task, scheme).init(task.params)),
+        workers.share(_synchronized(task, scheme, workers).init(task.params)),
         each(task.sparsifier.init(task.params)),
         each(task.carry),
     )
@@ -84,10 +84,13 @@ def train(task: Task, config: Config, workers: Workers, run: Run, state: State) 
         yield run.steps[-1], state
 
 
-def _synchronized(task: Task, scheme: str, plan: zen.Plan | zen.Profiler | None = None) -> optax.GradientTransformation:
+def _synchronized(
+    task: Task, scheme: str, workers: Workers, plan: zen.Plan | zen.Profiler | None = None
+) -> optax.GradientTransformation:
     optimizer = zen.embedding.lazy(task.optimizer) if scheme == ROW_SPARSE else task.optimizer
     scheme = "auto" if scheme in (PLANNED, ROW_SPARSE) else scheme
-    return optax.chain(zen.synchronize(AXIS, scheme=scheme, plan=plan, **task.synchronize), optimizer)
+    axes = dict(zip(("axis_name", "intra_axis"), workers.axes, strict=False))
+    return optax.chain(zen.synchronize(**axes, scheme=scheme, plan=plan, **task.synchronize), optimizer)
 
 
 def make_step(
@@ -95,26 +98,28 @@ def make_step(
 ) -> Callable[[State, PyTree, np.int32], tuple[State, jax.Array, zen.Info]]:
     """A compiled step of all workers: (state, batch, number) -> (state, mean loss, info). The state is donated."""
     options = _KEEP_BARRIERS if jax.default_backend() == "cpu" else None
-    worker_step = _worker_step(task, seed, scheme, plan)
+    worker_step = _worker_step(task, seed, scheme, workers, plan)
     step_fun = workers.run(worker_step, inputs=(KINDS, EACH, SAME), outputs=(KINDS, SAME, SAME))
     return jax.jit(step_fun, donate_argnums=0, compiler_options=options)
 
 
-def _worker_step(task: Task, seed: int, scheme: str, plan: zen.Plan | zen.Profiler | None) -> Any:
+def _worker_step(
+    task: Task, seed: int, scheme: str, workers: Workers, plan: zen.Plan | zen.Profiler | None
+) -> Callable[[State, PyTree, jax.Array], tuple[State, jax.Array, zen.Info]]:
     """What each worker does in a step: its own batch, one loss, one synchronised update."""
-    optimizer = _synchronized(task, scheme, plan)
+    optimizer = _synchronized(task, scheme, workers, plan)
     if scheme == ROW_SPARSE:
         value_and_grad = zen.embedding.value_and_grad(task.loss, task.lookups, has_aux=True)
     else:
         value_and_grad = jax.value_and_grad(task.loss, has_aux=True)
 
     def step_fun(state: State, batch: PyTree, number: jax.Array) -> tuple[State, jax.Array, zen.Info]:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), number), lax.axis_index(AXIS))
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), number), lax.axis_index(workers.axes))
         (loss, carry), grads = value_and_grad(state.params, state.carry, batch, key)
         grads, sparsifier_state = task.sparsifier.update(grads, state.sparsifier, state.params)
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
         info = zen.total(optax.tree.get(optimizer_state, "info"))
         params = optax.apply_updates(state.params, updates)
-        return State(params, optimizer_state, sparsifier_state, carry), lax.pmean(loss, AXIS), info
+        return State(params, optimizer_state, sparsifier_state, carry), lax.pmean(loss, workers.axes), info
 
     return step_fun

@@ -1,6 +1,6 @@
 """Where the workers live: all in one process (emulated), or one on every device of all processes.
 
-A worker's program is an ordinary function that calls collectives over `AXIS`. Both classes turn it into a function
+A worker's program is an ordinary function that calls collectives over `axes`. Both classes turn it into a function
 for all workers; an argument or result, or a part of it, is `EACH` (every worker has its own, stacked in front) or
 `SAME`.
 """
@@ -13,7 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 import zen_jax as zen
 
-AXIS = "data"
+FLAT = ("data",)
+LEVELS = ("machines", "devices")
 EACH, SAME = 0, None
 
 
@@ -21,7 +22,7 @@ class Emulated:
     """`count` workers on one device: vmap with a named axis runs the same collectives without a network."""
 
     def __init__(self, count: int):
-        self.count = count
+        self.count, self.axes = count, FLAT
         self.local: Sequence[int] = range(count)
 
     def __str__(self) -> str:
@@ -32,7 +33,7 @@ class Emulated:
         return zen.Cluster(self.count)
 
     def run(self, fun, inputs: tuple, outputs: tuple):
-        return jax.vmap(fun, in_axes=inputs, out_axes=outputs, axis_name=AXIS)
+        return jax.vmap(fun, in_axes=inputs, out_axes=outputs, axis_name=self.axes[0])
 
     def share(self, tree):
         """The same values for every worker, in arrays of their own."""
@@ -48,20 +49,21 @@ class Emulated:
 
 
 class Devices:
-    """One worker on each device of every process."""
+    """One worker on each device of every process. Several machines are an axis of the mesh, their devices another."""
 
-    def __init__(self):
-        devices = jax.devices()
-        self.mesh = Mesh(np.array(devices), (AXIS,))
-        self.count = self.mesh.size
+    def __init__(self, machines: int = 1):
+        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+        self.count, self.axes = len(devices), FLAT if machines == 1 else LEVELS
+        self.mesh = Mesh(np.reshape(devices, (machines, -1)[-len(self.axes) :]), self.axes)
         self.local: Sequence[int] = [i for i, d in enumerate(devices) if d.process_index == jax.process_index()]
 
     def __str__(self) -> str:
-        return f"{self.count} workers on {jax.process_count()} processes"
+        machines = f", {self.mesh.shape['machines']} machines" if self.axes == LEVELS else ""
+        return f"{self.count} workers on {jax.process_count()} processes{machines}"
 
     def cluster(self) -> zen.Cluster:
         """The links between the devices, measured."""
-        return zen.calibrate(self.mesh, AXIS)
+        return zen.calibrate(self.mesh, *self.axes)
 
     def run(self, fun, inputs: tuple, outputs: tuple):
         def worker(*args):
@@ -94,7 +96,7 @@ class Devices:
 
     def sharding(self, kind: int | None) -> NamedSharding:
         """Where arrays of a kind lie."""
-        return NamedSharding(self.mesh, PartitionSpec(AXIS) if kind is EACH else PartitionSpec())
+        return NamedSharding(self.mesh, PartitionSpec(self.axes) if kind is EACH else PartitionSpec())
 
 
 def _map_each(fun, kinds, tree):
@@ -113,13 +115,17 @@ def _is_kind(x) -> bool:
 Workers = Emulated | Devices
 
 
-def find_workers(count: int | None, default: int) -> Workers:
-    """Every device where there are several, else `count` emulated workers."""
+def find_workers(count: int | None, default: int, machines: int = 1) -> Workers:
+    """Every device where there are several, evenly on so many machines, else `count` emulated workers."""
     devices = jax.device_count()
     if devices > 1 and count in (None, devices):
-        return Devices()
+        if devices % machines:
+            raise ValueError(f"--machines {machines} must divide the number of devices, {devices}")
+        return Devices(machines)
     if jax.process_count() > 1:
         raise ValueError(
             f"--workers {count}: {jax.process_count()} processes have {devices} devices, one worker on each"
         )
+    if machines > 1:
+        raise ValueError(f"--machines {machines}: workers that are emulated on one device have no machines")
     return Emulated(default if count is None else count)
