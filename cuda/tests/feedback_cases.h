@@ -114,7 +114,8 @@ void test_send_largest(const FeedbackProblem& p, Element element, bool moves, in
     const double sampled = static_cast<double>(chunks * kSampleChunk), rank = least * sampled / p.size;
     const auto clamped = [&](double r) { return static_cast<int32_t>(std::clamp(r, 1.0, std::max(sampled, 1.0))); };
     const double spread = 3 * std::sqrt(rank) + 1;
-    bounds[b] = {static_cast<int32_t>(least), static_cast<int32_t>(most), clamped(rank + spread), clamped(rank - spread)};
+    bounds[b] = {static_cast<int32_t>(least), static_cast<int32_t>(most), clamped(rank + spread),
+                 clamped(rank - spread)};
   }
   char name[200];
   std::snprintf(name, sizeof(name),

@@ -78,15 +78,12 @@ class BlockSummer {
       for (int64_t i = 0; i < elements; ++i) sums_[i] *= reciprocal_;
     }
     T* const out = item_.shard + unit * p_.width;
-    if constexpr (!std::is_same_v<T, Accumulator<T>>) {
-      for (int64_t i = 0; i < elements; ++i) round_to(sums_[i], &out[i]);
-    } else if (streams_) {
-      isa_.drain(out, sums_.data(), elements * sizeof(T));
-      return;
+    if constexpr (std::is_same_v<T, Accumulator<T>>) {
+      move_out(isa_, streams_, out, sums_.data(), elements * sizeof(T));
     } else {
-      std::memcpy(out, sums_.data(), elements * sizeof(T));
+      for (int64_t i = 0; i < elements; ++i) round_to(sums_[i], &out[i]);
+      std::fill_n(sums_.data(), elements, Accumulator<T>{0});
     }
-    std::fill_n(sums_.data(), elements, Accumulator<T>{0});
   }
 
   const AggregateProblem& p_;

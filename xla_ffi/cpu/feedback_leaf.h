@@ -77,12 +77,8 @@ struct Leaf {
 
   // Writes a block of what is sent, and leaves zeros in its place: past the caches if they could not hold all of it.
   void write_sent(int64_t begin, int64_t count, Update* block) const {
-    if (size * static_cast<int64_t>(sizeof(Update)) >= kMinStreamBytes) {
-      isa.drain(at.sent + begin, block, count * sizeof(Update));
-    } else {
-      std::memcpy(at.sent + begin, block, count * sizeof(Update));
-      std::memset(static_cast<void*>(block), 0, count * sizeof(Update));
-    }
+    const bool past_caches = size * static_cast<int64_t>(sizeof(Update)) >= kMinStreamBytes;
+    move_out(isa, past_caches, at.sent + begin, block, count * sizeof(Update));
   }
 };
 

@@ -142,12 +142,7 @@ class BlockDecoder {
   void write_out(int64_t bytes) {
     bytes = std::min(bytes, done_.bytes);
     if (bytes == 0) return;
-    if (streams_) {
-      isa_.drain(done_.to, done_.from, bytes);
-    } else {
-      std::memcpy(done_.to, done_.from, bytes);
-      std::memset(done_.from, 0, bytes);
-    }
+    move_out(isa_, streams_, done_.to, done_.from, bytes);
     done_ = {done_.to + bytes, done_.from + bytes, done_.bytes - bytes};
   }
 

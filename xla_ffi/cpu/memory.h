@@ -46,6 +46,16 @@ using AlignedVector = std::vector<T, CacheLineAllocator<T>>;
 // A result of at least this size is written past the caches.
 constexpr int64_t kMinStreamBytes = 1 << 20;
 
+// Writes a block out and leaves zeros in its place.
+inline void move_out(const Isa& isa, bool past_caches, void* to, void* block, int64_t bytes) {
+  if (past_caches) {
+    isa.drain(to, block, bytes);
+  } else {
+    std::memcpy(to, block, bytes);
+    std::memset(block, 0, bytes);
+  }
+}
+
 // Asks for huge pages under a buffer about to be written whole: a fresh one costs a fault a page, more than the
 // writing. Below this size the allocator reuses pages that are already mapped.
 constexpr int64_t kHugePageMinBytes = 32 << 20;

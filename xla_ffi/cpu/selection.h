@@ -46,8 +46,8 @@ struct Probes {
   }
 };
 
-// The gap among `size` keys whose `low` at most `most` keys reach, or that no key lies within. count(probes, reach) sets
-// reach[i] to how many keys reach probes.at[i].
+// The gap among `size` keys whose `low` at most `most` keys reach, or that no key lies within. count(probes, reach)
+// sets reach[i] to how many keys reach probes.at[i].
 template <typename Bits, typename Count>
 Gap<Bits> search(int64_t size, int64_t least, int64_t most, Probes<Bits> probes, Count&& count) {
   Gap<Bits> gap = {0, kTopKey<Bits>, size, 0};
