@@ -94,7 +94,7 @@ class RowSparseGradient:
         table = jnp.asarray(table)
         self._check(table)
         return table.at[self.ids].get(
-            mode="fill", fill_value=0, indices_are_sorted=True, unique_indices=False, wrap_negative_indices=False
+            mode="fill", fill_value=0, indices_are_sorted=True, wrap_negative_indices=False
         )
 
     def put(self, table: Array, rows: Array) -> Array:

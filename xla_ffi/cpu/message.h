@@ -29,8 +29,8 @@ void pack(const MessageProblem& problem, const PartsToPack& parts, const int32_t
 void unpack(const MessageProblem& problem, const uint32_t* messages, const UnpackedParts& parts,
             const Context& context);
 
-// From messages with positions to one list [batch, room] of the first counts [batch, n] entries of each; what lies behind
-// them stays as it was. Heads are left out.
+// From messages with positions to one list [batch, room] of the first counts [batch, n] entries of each; what lies
+// behind them stays as it was. Heads are left out.
 void unpack_joined(const MessageProblem& problem, const uint32_t* messages, const int32_t* counts, int32_t* positions,
                    char* units, const Context& context);
 

@@ -107,7 +107,7 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
 
 def _rungs(top: int, n: int, unit_bytes: int) -> tuple[int, ...]:
     """The ladder without the sizes for steps of which fewer than an eighth of the ids differ."""
-    least = min(top, -(-top // (8 * n)))
+    least = -(-top // (8 * n))
     return tuple(capacity for capacity in ladder(top, None, unit_bytes) if capacity >= least)
 
 
