@@ -1,6 +1,7 @@
-"""What profiling for a plan adds to a training step of the language model.
+"""What profiling for a plan adds to a training step of an example.
 
     python -m benchmarks.profiling --json build/profiling.json
+    python -m benchmarks.profiling --example nmt --data path/to/data/tatoeba_fra_eng --json build/profiling_nmt.json
     python -m benchmarks.profiling --hosts 4 --rate 100mbit --json build/profiling_hosts.json    # as root on Linux
 
 The step with a profiler and the step without one take turns, from the same start on the same batches. Afterwards a
@@ -13,6 +14,7 @@ import json
 import statistics
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +30,12 @@ import zen_jax as zen
 from benchmarks import measure
 from benchmarks.emulated_hosts import emulated_hosts, nth_host, set_rate
 from benchmarks.processes import PORT, compiled_once, run_group, run_main
+from benchmarks.training import DATA
 from examples.common.launch import joined
 from examples.common.loop import initial_state, make_step
 from examples.common.rank import Rank
 from examples.common.task import Task
 from examples.common.workers import Devices, Emulated, Workers
-from examples.lm.config import Config
-from examples.lm.task import language_modelling, load
 from zen_jax.cli.options import at_least
 
 
@@ -55,12 +56,14 @@ def seconds_by_step(task: Task, workers: Workers, plans: dict[str, Any], steps: 
 
 def measured(options: argparse.Namespace, workers: Workers) -> dict[str, Any]:
     """The medians of both steps, and of their ratio."""
-    config = Config(data=options.data, workers=workers.count)
-    task = language_modelling(config, load(config))
+    example = import_module(f"examples.{options.example}.main").EXAMPLE
+    config = example.config(data=options.data, workers=workers.count)
+    task = example.task(config, example.load(config))
     taken = seconds_by_step(task, workers, {"without": None, "with a profiler": zen.Profiler()}, options.steps)
     without, profiled = taken.values()
-    row: dict[str, Any] = {f"ms {name}": round(statistics.median(times) * 1e3, 1) for name, times in taken.items()}
-    return row | {"ratio": round(statistics.median(b / a for a, b in zip(without, profiled, strict=True)), 3)}
+    medians = {f"ms {name}": round(statistics.median(times) * 1e3, 1) for name, times in taken.items()}
+    ratio = round(statistics.median(b / a for a, b in zip(without, profiled, strict=True)), 3)
+    return {"example": options.example, **medians, "ratio": ratio}
 
 
 def measured_on_hosts(options: argparse.Namespace) -> dict[str, Any]:
@@ -74,6 +77,7 @@ def measured_on_hosts(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--example", choices=DATA, default="lm")
     parser.add_argument("--data", type=Path, help="of the example: gutenberg_lm, say")
     parser.add_argument("--workers", type=at_least(1), default=8, help="in this process")
     parser.add_argument("--hosts", type=at_least(2), help="emulated hosts, in place of --workers, one each")
