@@ -1,6 +1,5 @@
 """Eight CPU devices in one process, and JAX at its strictest."""
 
-import importlib
 import os
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # every program from the cache is warned of
 sys.path.insert(0, str(Path(__file__).parent))
 
+import harness  # noqa: E402
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -37,11 +37,8 @@ def strict(request):
 
 @pytest.fixture(scope="module")
 def coarse_ladder():
-    """Few sizes of messages, which compile sooner, for tests of other things."""
-    ladder = importlib.import_module("zen_jax.schemes.ladder")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ladder, "DEFAULT_RATIO", 2.0)
-        patch.setattr(ladder, "PLANNED_RATIOS", (1.0,))
+    """For all tests of a module."""
+    with harness.coarse_ladder():
         yield
 
 

@@ -1,9 +1,12 @@
 """Runs a function of one worker's gradient as n workers, the four ways that JAX offers."""
 
+import contextlib
 import functools
+import importlib
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 AXIS = "workers"
@@ -35,7 +38,7 @@ def spmd(worker, mode, n):
 
 @functools.cache
 def all_reduce(mode, n, **options):
-    """zen.all_reduce of a stack, compiled once for each mode, n, options and shape in a whole test run."""
+    """zen.all_reduce of a stack, compiled once for each mode, n, options and shape in a module of one process."""
     import zen_jax as zen
 
     return spmd(lambda x: zen.all_reduce(x, AXIS, **options), mode, n)
@@ -45,6 +48,16 @@ def all_reduce(mode, n, **options):
 def psum(mode, n, op="sum"):
     reduce = {"sum": jax.lax.psum, "mean": jax.lax.pmean}[op]
     return spmd(lambda x: reduce(x, AXIS), mode, n)
+
+
+@contextlib.contextmanager
+def coarse_ladder():
+    """Few sizes of messages, which compile sooner, for tests of other things: as a decorator for one of them."""
+    ladder = importlib.import_module("zen_jax.schemes.ladder")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ladder, "DEFAULT_RATIO", 2.0)
+        patch.setattr(ladder, "PLANNED_RATIOS", (1.0,))
+        yield
 
 
 def to_numpy(tree):

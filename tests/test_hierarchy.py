@@ -4,6 +4,7 @@ import functools
 import itertools
 from dataclasses import replace
 
+import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -146,6 +147,7 @@ def test_devices_with_very_different_shares_take_the_same_branches(scheme):
     assert info.dense_taken == 1
 
 
+@harness.coarse_ladder()
 def test_nested_vmap():
     n, k = 3, 2
     stack = by_device(sparse(np.random.default_rng(0), n * k, (301, 16), 0.1, integers=False), n, k)
@@ -163,6 +165,7 @@ def moved(stack, n, k, **options):
     return float(info.bytes_pushed + info.bytes_pulled), info
 
 
+@harness.coarse_ladder()
 def test_info_describes_what_crosses_machines():
     n, k = 4, 2
     stack = by_device(sparse(np.random.default_rng(0), n * k, (4000, 16), 0.01, integers=False), n, k)
@@ -208,11 +211,12 @@ CLUSTER = zen.Cluster(N, devices_per_host=K, inter_gbps=0.01, intra_gbps=100)
 
 @functools.cache
 def profile_of_machines():
-    return zen.profile({name: stack.sum(axis=1) for name, stack in GRADIENTS.items()})
+    return zen.profile({name: stack.sum(axis=1) for name, stack in GRADIENTS.items()}, unit="row")
 
 
 @pytest.mark.promoting
 @pytest.mark.parametrize("planned", [False, True])
+@harness.coarse_ladder()
 def test_synchronize(planned):
     plan = zen.plan(profile_of_machines(), CLUSTER) if planned else None
     assert not planned or plan.leaves["table"].capacity
@@ -241,6 +245,7 @@ def test_profiler_sees_the_sums_of_machines():
     assert profile.leaves["table"].at("row", N).density == pytest.approx(K * 500 / 20_000)
 
 
+@harness.coarse_ladder()
 def test_row_sparse_gradients_take_every_device_for_a_worker():
     ids = jnp.arange(N * K * 4, dtype=jnp.int32).reshape(N, K, 4) % 10
     rows = jnp.asarray(np.random.default_rng(0).integers(-8, 9, (N, K, 4, 5)), jnp.float32)

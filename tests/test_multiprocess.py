@@ -14,12 +14,12 @@ FOLDER = Path(__file__).parent
 TIMEOUT = 240  # a deadlock fails after this; the run takes seconds
 
 
-def run_workers(count):
+def run_workers(count, schemes):
     address = f"localhost:{free_ports()}"
     path = os.pathsep.join([str(FOLDER), str(FOLDER.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     workers = [
         subprocess.Popen(
-            [sys.executable, str(FOLDER / "worker_process.py"), address, str(count), str(rank)],
+            [sys.executable, str(FOLDER / "worker_process.py"), address, str(count), str(rank), *schemes],
             env=os.environ | {"PYTHONPATH": path, "XLA_FLAGS": ""},  # one device a process
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -43,8 +43,9 @@ def run_workers(count):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("count", [3, 4])
-def test_processes_agree(count):
-    digests = run_workers(count)
+@pytest.mark.parametrize(("count", "schemes"), [(3, ()), (4, ("zen", "auto", "sparcml"))], ids=["3", "4"])
+def test_processes_agree(count, schemes):
+    """Every scheme among three; four add sparcml's way with powers of two, and the main schemes beside it."""
+    digests = run_workers(count, schemes)
     assert len(digests) == count
     assert len(set(digests)) == 1

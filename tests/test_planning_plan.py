@@ -275,24 +275,26 @@ def test_row_sparse_leaves_need_no_plan():
     params = {"table": jnp.zeros((1024, 256)), "dense": jnp.zeros((1024, 256))}
     ids, rows = jnp.arange(2 * N, dtype=jnp.int32).reshape(N, 2), jnp.ones((N, 2, 256))
 
-    def run(plan, initial=None):
+    def make_step(plan):
         transform = zen.synchronize(harness.AXIS, plan=plan)
-        state = transform.init(params) if initial is None else initial
 
-        def worker(ids, rows):
+        def worker(ids, rows, state):
             table = zen.RowSparseGradient.from_lookups(ids, rows, 1024)
             return transform.update({"table": table, "dense": table.to_dense()}, state)
 
-        updates, after = jax.jit(jax.vmap(worker, axis_name=harness.AXIS))(ids, rows)
-        assert jax.tree.structure(after) == jax.tree.structure(state)
-        return updates, state
+        return transform.init(params), jax.jit(jax.vmap(worker, (0, 0, None), axis_name=harness.AXIS))
 
     profiler = zen.Profiler()
-    expected, state = run(profiler)
+    state, profiled = make_step(profiler)
+    expected, after = profiled(ids, rows, state)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
     plan = zen.plan(profiler.profile(), SLOW)
     assert set(plan.leaves) == set(zen.estimate(profiler.profile(), SLOW).leaves) == {"dense"}
-    for initial in (None, state):
-        jax.tree.map(assert_same_bits, run(plan, initial)[0], expected)
+    fresh, planned = make_step(plan)
+    for initial in (fresh, state):
+        updates, after = planned(ids, rows, initial)
+        jax.tree.map(assert_same_bits, updates, expected)
+        assert jax.tree.structure(after) == jax.tree.structure(initial)
     with pytest.raises(ValueError, match="lacks 'table'"):
         step(zen.synchronize(harness.AXIS, plan=plan), jax.tree.map(lambda p: jnp.stack([p] * N), params))
 

@@ -218,7 +218,7 @@ def test_state_keeps_its_structure():
     """From init, which sees tables, over updates, which see rows; with a plan as well."""
     params = {"large": jnp.zeros((3000, 100)), "small": jnp.zeros((V, D)), "bias": jnp.zeros(3)}
     ids, rows = jnp.arange(N, dtype=jnp.int32)[:, None], jnp.ones((N, 1, 100))
-    plan = zen.plan(zen.profile(jax.tree.map(lambda p: jnp.ones((N, *p.shape)), params)), zen.Cluster(N))
+    plan = zen.Plan(N, {name: zen.LeafPlan(leaf.shape, "float32") for name, leaf in params.items()})
     for transform in (zen.synchronize("data", plan=how) for how in (None, plan, zen.Profiler())):
         state = transform.init(params)
 
@@ -227,10 +227,9 @@ def test_state_keeps_its_structure():
             small = zen.RowSparseGradient.from_lookups(ids, rows[:, :D], V)
             return transform.update({"large": large, "small": small, "bias": jnp.ones(3)}, state)
 
-        updates, after = jax.jit(jax.vmap(worker, axis_name="data"))(ids, rows)
+        updates, after = jax.eval_shape(jax.vmap(worker, axis_name="data"), ids, rows)
         assert jax.tree.structure(after) == jax.tree.structure(state)
-        assert updates["small"].rows.shape == (N, N, D)
-        np.testing.assert_array_equal(updates["bias"], np.ones((N, 3)))
+        assert updates["small"].rows.shape == (N, N, D) and updates["bias"].shape == (N, 3)
 
 
 def test_synchronize_refuses_changed_ids():

@@ -28,15 +28,9 @@ MEANS = jax.tree.map(lambda g: oracle.ordered_sum(g, N), GRADIENTS)
 pytestmark = pytest.mark.promoting  # optax's own arithmetic relies on promotion
 
 
-def step(optimizer, gradients, params=PARAMS, mode="vmap", state=None):
-    """One update on every worker: (updates, state), both stacked."""
-
-    def worker(inputs):
-        gradients, state = inputs
-        state = optimizer.init(params) if state is None else state
-        return optimizer.update(gradients, state, params)
-
-    return harness.spmd(worker, mode, N)((gradients, state))
+def step(optimizer, gradients, params=PARAMS, mode="vmap"):
+    """The first update on every worker: (updates, state), both stacked."""
+    return harness.spmd(lambda g: optimizer.update(g, optimizer.init(params), params), mode, N)(gradients)
 
 
 def assert_trees_same(actual, expected):
@@ -56,7 +50,8 @@ def test_mean_of_every_leaf(mode):
 @pytest.mark.parametrize("scheme", zen.schemes.names())
 def test_schemes_and_sums(scheme):
     gradients = jax.tree.map(lambda g: np.round(g * 4), GRADIENTS)
-    for dense_below in (0, 200, 1 << 20):
+    # Of what is fused, all schemes but dense make dense_ordered.
+    for dense_below in (0, 200, 1 << 20) if scheme in ("zen", "dense") else (0,):
         transform = zen.synchronize(harness.AXIS, op="sum", scheme=scheme, dense_below=dense_below)
         updates, _ = step(transform, gradients)
         assert_trees_same(updates, jax.tree.map(lambda g: g.sum(axis=0), gradients))
@@ -147,7 +142,7 @@ def test_gradients_narrower_than_their_parameters():
     updates, state = step(transform, gradients, params)
     assert set(optax.tree.get(state, "info")) == {"large", "(fused)"}
     assert updates["large"].dtype == jnp.bfloat16 and (updates["large"] == 1).all()
-    plan = zen.plan(zen.profile(gradients), zen.Cluster(N))
+    plan = zen.plan(zen.profile(gradients, unit="row"), zen.Cluster(N))
     _, planned = step(zen.synchronize(harness.AXIS, plan=plan, dense_below=1), gradients, params)
     assert set(optax.tree.get(planned, "info")) == {"large", "small"}
 
@@ -178,9 +173,11 @@ def test_chain(mode):
 def test_multi_steps(mode):
     """MultiSteps synchronises every step and changes parameters in every second one."""
     ours = optax.MultiSteps(optax.chain(zen.synchronize(harness.AXIS, dense_below=200), optax.sgd(1.0)), 2)
-    first, state = step(ours, GRADIENTS, mode=mode)
+    run = harness.spmd(lambda inputs: ours.update(*inputs, PARAMS), mode, N)
+    fresh = jax.tree.map(lambda leaf: np.stack([leaf] * N), ours.init(PARAMS))
+    first, state = run((GRADIENTS, fresh))
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(first))
-    second, state = step(ours, jax.tree.map(lambda g: 3 * g, GRADIENTS), mode=mode, state=state)
+    second, _ = run((jax.tree.map(lambda g: 3 * g, GRADIENTS), harness.to_numpy(state)))
     for actual, mean in zip(jax.tree.leaves(second), jax.tree.leaves(MEANS), strict=True):
         assert (np.asarray(actual) == np.asarray(actual)[:1]).all()
         np.testing.assert_allclose(np.asarray(actual)[0], -2 * mean, 1e-5, 1e-6)
@@ -238,8 +235,8 @@ def test_outgrown_plan_loses_nothing():
     thin = {"table": jnp.asarray(sparse(RNG, N, (401, 8), 0.01))}
     plan = zen.plan(zen.profile(thin, unit="auto"), SLOW, schemes=("dense_ordered", "auto"))
     assert plan.leaves["table"].scheme == "auto"
-    transform = zen.synchronize(harness.AXIS, plan=plan)
+    run = harness.spmd(lambda g: zen.synchronize(harness.AXIS, plan=plan).update(g, None), "vmap", N)
     for density in (0.01, 0.1, 0.5, 1.0):
         stacked = {"table": sparse(RNG, N, (401, 8), density, integers=False)}
-        updates, _ = step(transform, stacked, {"table": jnp.zeros((401, 8))})
+        updates, _ = run(stacked)
         assert_trees_same(updates, {"table": oracle.ordered_sum(stacked["table"], N)})

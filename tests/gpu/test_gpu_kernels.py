@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from cases import FLOATS, assert_same_bits, assert_same_values, sparse
+from cases import FLOATS, assert_same_bits, assert_same_values, held, sparse
 
 import zen_jax as zen
 from zen_jax.kernels.send_largest import reference as largest_reference
@@ -48,10 +48,10 @@ def entries(positions, values, at):
 def check_buckets(actual, expected, capacity):
     positions, values, counts = actual
     np.testing.assert_array_equal(counts, expected[2])
-    held = np.nonzero(np.arange(capacity) < expected[2][:, None])
-    positions, values = entries(positions, values, held)
-    np.testing.assert_array_equal(positions, expected[0][held])
-    assert_same_bits(values, expected[1][held])
+    at = held(expected[2], capacity)
+    positions, values = entries(positions, values, at)
+    np.testing.assert_array_equal(positions, expected[0][at])
+    assert_same_bits(values, expected[1][at])
 
 
 @pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
@@ -279,10 +279,10 @@ def check_send_largest(*operands, moves):
     sent = np.asarray(expected[0])
     nonzero = np.flatnonzero(sent)
     assert int(count) == nonzero.size
-    held = nonzero[:room]
-    indices, values = entries(indices, values, np.arange(held.size))
-    np.testing.assert_array_equal(indices, held)
-    assert_same_values(values, sent[held])
+    listed = nonzero[:room]
+    indices, values = entries(indices, values, np.arange(listed.size))
+    np.testing.assert_array_equal(indices, listed)
+    assert_same_values(values, sent[listed])
 
 
 @pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
