@@ -8,7 +8,6 @@ process killed.
 """
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -19,6 +18,7 @@ import time
 from pathlib import Path
 
 from examples.common.launch import free_ports
+from tests.example_runs import losses
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 240  # seconds until a run that says nothing counts as hung
@@ -53,10 +53,14 @@ class Run:
             process.kill()
             process.communicate()
 
+    def steps(self) -> int:
+        """How many are behind this run and those before it."""
+        return len(losses(self.log)) if self.log.exists() else 0
+
     def wait_for(self, steps: int) -> None:
-        """Until so many steps are behind this run and those before it."""
+        """Until so many are behind this run and those before it."""
         deadline = time.monotonic() + PATIENCE
-        while len(losses(self.log)) < steps:
+        while self.steps() < steps:
             assert time.monotonic() < deadline, f"no step {steps} in {PATIENCE} s"
             if any(process.poll() is not None for process in self.processes):
                 raise AssertionError(f"ended before step {steps}: {self._said()}")
@@ -72,12 +76,6 @@ class Run:
         indices = [index for index in range(len(self.processes)) if index != without]
         errors = {index: self.processes[index].communicate(timeout=PATIENCE)[1] for index in indices}
         return {index: (self.processes[index].returncode, errors[index]) for index in indices}
-
-
-def losses(log: Path) -> list[float]:
-    """Those of whole lines, of a run that may be writing the next."""
-    text = log.read_text() if log.exists() else ""
-    return [json.loads(line)["loss"] for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def kill(run: Run, victim: int, signal_number: int = signal.SIGKILL) -> float:
@@ -109,9 +107,9 @@ def kill_and_resume(out: Path, count: int, kills: int, seed: int) -> int:
     for _ in range(kills):
         with Run(out / "killed", count, *options) as run:
             victim = rng.randrange(count)
-            run.wait_for(len(losses(run.log)) + rng.randint(1, 4))
+            run.wait_for(run.steps() + rng.randint(1, 4))
             time.sleep(rng.uniform(0, 0.6))
-            behind = len(losses(run.log))
+            behind = run.steps()
             during = ", half-way through a checkpoint" if _writes_checkpoint(out / "killed") else ""
             seconds = kill(run, victim)
             print(f"process {victim} killed behind step {behind}{during}: all ended in {seconds:.1f} s", flush=True)

@@ -80,7 +80,7 @@ def plain(value):
 # --- what it prints ---------------------------------------------------------------------------------------------
 
 
-def test_profile(zen_jax, profile, folder):
+def test_profile(zen_jax, profile):
     code, printed, _ = zen_jax("profile", "good.npz", "--unit", "row", "--json", "-")
     measured = zen.profile(gradient(), unit="row")
     assert code == DONE
@@ -214,7 +214,7 @@ def test_help_shows_examples_that_parse(zen_jax, command):
         assert parser().parse_args(shlex.split(example)).command == command
 
 
-def test_commands_in_the_documentation_parse(zen_jax):
+def test_commands_in_the_documentation_parse():
     pages = "\n".join(page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
     lines = re.findall(r"^zen-jax (.*?)(?: +#.*)?$", pages, re.MULTILINE)
     assert {line.split()[0] for line in lines} >= set(COMMANDS)

@@ -143,15 +143,18 @@ def test_data_and_model_axes_together():
 
     def worker(gradient):
         gradient = gradient[0, 0]
-        sent, state = sparsifier.update(gradient, sparsifier.init(jnp.zeros((16, 6))))
-        sent, _ = sparsifier.update(gradient, state)
-        return sent[None, None]
+        first, state = sparsifier.update(gradient, sparsifier.init(jnp.zeros((16, 6))))
+        second, _ = sparsifier.update(gradient, state)
+        return first[None, None], second[None, None]
 
     spec = PartitionSpec("data", "model")
-    sent = np.asarray(jax.jit(jax.shard_map(worker, mesh=mesh, in_specs=spec, out_specs=spec))(gradients))
-    first_share = 0.1 ** (1 / 6)
-    for of_worker in sent:
-        assert 0 < np.count_nonzero(of_worker) <= 1.3 * first_share * of_worker.size
+    sent = jax.jit(jax.shard_map(worker, mesh=mesh, in_specs=spec, out_specs=spec))(gradients)
+    share = 0.1 ** (1 / 6)
+    for gradient, first, second in zip(gradients, *map(np.asarray, sent), strict=True):
+        count = np.count_nonzero(first)
+        assert math.ceil(share * first.size) <= count <= 1.3 * share * first.size + 1
+        np.testing.assert_array_equal((first != 0).ravel(), oracle.largest(gradient.ravel(), count))
+        assert 0 < np.count_nonzero(second) <= 1.3 * share * second.size
 
 
 def train(optimizer, steps=300, n=4):

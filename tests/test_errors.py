@@ -18,14 +18,18 @@ N = 2
 GRADIENT = np.ones((N, 12, 6), np.float32)
 
 
+# What is wanted ("must be at least 1"), or one sentence more on what to do.
+ADVICE = re.compile(r"\b(must|needs|Add|Call|Give|[Mm]ake|Pad|Pass|Take|Use)\b")
+
+
 def refuses(call, *fragments):
-    """`call` raises a ValueError whose message holds every fragment and a second sentence that says what to do."""
+    """`call` raises a ValueError whose message holds every fragment and says what to do."""
     with pytest.raises(ValueError) as error:
         call()
     message = str(error.value)
     for fragment in fragments:
         assert fragment in message, f"{fragment!r} is not in {message!r}"
-    return message
+    assert ADVICE.search(message), f"{message!r} does not say what to do"
 
 
 def all_reduce(stack=GRADIENT, axis_name=harness.AXIS, **options):
@@ -35,30 +39,30 @@ def all_reduce(stack=GRADIENT, axis_name=harness.AXIS, **options):
 @pytest.mark.parametrize(
     "options,fragments",
     [
-        ({"axis_name": "nobody"}, ("axis_name", "'nobody'", "shard_map")),
-        ({"scheme": "zeno"}, ("scheme", "'zeno'", "'zen'", "'dense'")),
-        ({"hash": "md5"}, ("hash", "'md5'", "'tile'", "'murmur'")),
-        ({"op": "max"}, ("op", "'max'", "'mean'", "'sum'")),
-        ({"unit": "column"}, ("unit", "'column'", "'row'", "'element'")),
-        ({"unit": 4}, ("unit", "4", "6", "divide")),
-        ({"unit": 0}, ("unit", "0")),
-        ({"unit": -2}, ("unit", "-2")),
-        ({"unit": True}, ("unit", "True")),
-        ({"unit": 2.0}, ("unit", "2.0")),
-        ({"capacity": 0}, ("capacity", "0", "1")),
-        ({"capacity": -5}, ("capacity", "-5")),
-        ({"capacity": 2.5}, ("capacity", "2.5")),
-        ({"capacity": (4, 0)}, ("capacity", "0")),
+        ({"axis_name": "nobody"}, ("axis_name='nobody'", "shard_map")),
+        ({"scheme": "zeno"}, ("scheme='zeno'", "'zen'", "'dense'")),
+        ({"hash": "md5"}, ("hash='md5'", "'tile', 'murmur'")),
+        ({"op": "max"}, ("op='max'", "'mean', 'sum'")),
+        ({"unit": "column"}, ("unit='column'", "'element', 'row', 'auto'")),
+        ({"unit": 4}, ("unit=4", "divide the 6 columns", "[1, 2, 3, 6]")),
+        ({"unit": 0}, ("unit=0", "a positive number")),
+        ({"unit": -2}, ("unit=-2", "a positive number")),
+        ({"unit": True}, ("unit=True", "a positive number")),
+        ({"unit": 2.0}, ("unit=2.0", "a positive number")),
+        ({"capacity": 0}, ("capacity=0", "at least 1")),
+        ({"capacity": -5}, ("capacity=-5", "at least 1")),
+        ({"capacity": 2.5}, ("capacity=2.5", "an integer")),
+        ({"capacity": (4, 0)}, ("capacity=0", "at least 1")),
         ({"capacity": 2**31}, (f"capacity={2**31}", "at most 2**31 - 1")),
-        ({"capacity": (None, 0)}, ("capacity", "0")),
-        ({"push_format": "dense"}, ("push_format", "'dense'", "'coo'", "'auto'")),
-        ({"pull_format": "auto"}, ("pull_format", "'auto'", "'hash_bitmap'", "'bitmap'")),
-        ({"stack": GRADIENT.astype(np.int32)}, ("int32", "float32")),
-        ({"stack": {"w": GRADIENT}}, ("x is a dict", "synchronize")),
-        ({"stack": GRADIENT.astype(np.complex64)}, ("complex64", "float32")),
-        ({"stack": GRADIENT.astype(bool)}, ("bool", "float32")),
-        ({"seed": -1}, ("seed", "-1")),
-        ({"seed": 2**32}, ("seed", str(2**32))),
+        ({"capacity": (None, 0)}, ("capacity=0", "at least 1")),
+        ({"push_format": "dense"}, ("push_format='dense'", "'coo', 'bitmap', 'auto'")),
+        ({"pull_format": "auto"}, ("pull_format='auto'", "'coo', 'bitmap', 'hash_bitmap', 'dense'")),
+        ({"stack": GRADIENT.astype(np.int32)}, ("x has dtype int32", "must be float32")),
+        ({"stack": {"w": GRADIENT}}, ("x is a dict", "zen_jax.synchronize")),
+        ({"stack": GRADIENT.astype(np.complex64)}, ("x has dtype complex64", "must be float32")),
+        ({"stack": GRADIENT.astype(bool)}, ("x has dtype bool", "must be float32")),
+        ({"seed": -1}, ("seed=-1", "from 0 to 2**32 - 1")),
+        ({"seed": 2**32}, (f"seed={2**32}", "from 0 to 2**32 - 1")),
         ({"axis_name": ["w"]}, ("axis_name=['w']", "tuple")),
         ({"intra_axis": ["w"]}, ("intra_axis=['w']", "tuple")),
     ],
@@ -72,14 +76,16 @@ def test_all_reduce(scheme, options, fragments):
 @pytest.mark.parametrize("scheme,exchanges", [("zen", 2), ("sparse_ps", 2), ("agsparse", 1), ("sparcml", 1)])
 def test_more_capacities_than_exchanges(scheme, exchanges):
     capacity = (5,) * (exchanges + 1)
-    fragments = (f"capacity={capacity}", f"{exchanges} exchanges", f"{N} workers", repr(scheme))
+    fragments = (f"capacity={capacity}", f"{exchanges} exchanges", f"{N} workers", f"{scheme=}")
     refuses(all_reduce(scheme=scheme, capacity=capacity), *fragments)
     all_reduce(scheme=scheme, capacity=capacity[1:])()
 
 
 def test_no_axis_at_all():
-    refuses(lambda: zen.all_reduce(jnp.ones(3), "workers"), "axis_name", "'workers'")
-    refuses(lambda: jax.jit(lambda x: zen.all_reduce(x, "workers"))(jnp.ones(3)), "axis_name", "value_and_grad")
+    refuses(lambda: zen.all_reduce(jnp.ones(3), "workers"), "axis_name='workers'", "shard_map")
+    refuses(
+        lambda: jax.jit(lambda x: zen.all_reduce(x, "workers"))(jnp.ones(3)), "axis_name='workers'", "value_and_grad"
+    )
 
 
 def test_nothing_is_traced_before_the_checks(monkeypatch):
@@ -96,9 +102,8 @@ def test_nothing_is_traced_before_the_checks(monkeypatch):
 
 
 def refused_calls():
-    for options in ({"scheme": "zeno"}, {"capacity": 0}, {"unit": 5}):
-        with pytest.raises(ValueError, match=next(iter(options))):
-            jax.make_jaxpr(jax.vmap(lambda x, o=options: zen.all_reduce(x, "w", **o), axis_name="w"))(GRADIENT)
+    for name, value in {"scheme": "zeno", "capacity": 0, "unit": 5}.items():
+        refuses(lambda n=name, v=value: jax.make_jaxpr(all_reduce(**{n: v}))(), f"{name}={value!r}")
 
 
 def shard_map(worker, check_vma):
@@ -124,15 +129,24 @@ def test_already_reduced_gradient(scheme):
         np.testing.assert_allclose(np.asarray(right), 1)
 
 
-def test_already_reduced_gradient_in_synchronize():
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        lambda gradient: gradient,
+        lambda gradient: zen.SparseGradient(jnp.arange(72), gradient.reshape(-1), jnp.int32(72), (12, 6)),
+        lambda gradient: zen.RowSparseGradient(jnp.arange(12), gradient, 12),
+    ],
+    ids=["array", "SparseGradient", "RowSparseGradient"],
+)
+def test_already_reduced_gradient_in_synchronize(leaf):
     transform = zen.synchronize(harness.AXIS)
     params, batch = {"table": jnp.ones((12, 6))}, jnp.ones((4, 12, 6))
 
     def worker(params, batch):
         gradients = jax.grad(lambda p: jnp.mean(jnp.sum(p["table"][None] * batch, axis=(1, 2))))(params)
-        return transform.update(gradients, transform.init(params))[0]
+        return transform.update({"table": leaf(gradients["table"])}, transform.init(params))[0]
 
-    refuses(lambda: shard_map(worker, True)(params, batch), "table", "already reduced")
+    refuses(lambda: shard_map(worker, True)(params, batch), "table does not vary", "already reduced", "pcast")
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------
@@ -150,49 +164,61 @@ def test_derivative():
 @pytest.mark.parametrize(
     "call,fragments",
     [
-        (lambda: zen.kernels.partition(jnp.ones(4), 0, 1), ("n=0", "1")),
-        (lambda: zen.kernels.partition(jnp.ones(4), 65536, 1), ("n=65536", "65535")),
-        (lambda: zen.kernels.partition(jnp.ones(4), 2, 0), ("capacity=0", "1")),
-        (lambda: zen.kernels.partition(jnp.ones((2, 2, 2)), 2, 1), ("x", "(2, 2, 2)")),
-        (lambda: zen.kernels.partition(jnp.ones(4, jnp.int32), 2, 1), ("x", "int32")),
-        (lambda: zen.kernels.hash_bitmap_encode(jnp.ones(4), 0), ("capacity=0",)),
-        (lambda: zen.kernels.hash_bitmap_encode(jnp.ones(4, jnp.int32), 1), ("int32",)),
+        (lambda: zen.kernels.partition(jnp.ones(4), 0, 1), ("n=0", "at least 1")),
+        (lambda: zen.kernels.partition(jnp.ones(4), 65536, 1), ("n=65536", "at most 65535")),
+        (lambda: zen.kernels.partition(jnp.ones(4), 2, 0), ("capacity=0", "at least 1")),
+        (lambda: zen.kernels.partition(jnp.ones((2, 2, 2)), 2, 1), ("x has shape (2, 2, 2)", "1 or 2 dimensions")),
+        (lambda: zen.kernels.partition(jnp.ones(4, jnp.int32), 2, 1), ("x has dtype int32", "must be float32")),
+        (lambda: zen.kernels.hash_bitmap_encode(jnp.ones(4), 0), ("capacity=0", "at least 1")),
+        (
+            lambda: zen.kernels.hash_bitmap_encode(jnp.ones(4, jnp.int32), 1),
+            ("shard has dtype int32", "must be float32"),
+        ),
         (
             lambda: zen.kernels.aggregate(jnp.ones((2, 3), jnp.int32), jnp.ones((2, 4)), jnp.ones(2, jnp.int32), 5),
-            ("positions", "(2, 3)", "(2, 4)"),
+            ("positions has shape (2, 3)", "must have shape (2, 4)"),
         ),
         (
             lambda: zen.kernels.aggregate(jnp.ones((2, 4), jnp.int32), jnp.ones((2, 4)), jnp.ones(3, jnp.int32), 5),
-            ("counts", "(3,)"),
+            ("counts has shape (3,)", "must have shape (2"),
         ),
         (
             lambda: zen.kernels.hash_bitmap_decode(jnp.ones((2, 2), jnp.uint32), jnp.ones((2, 4)), 40),
-            ("words", "(2, 2)", "(2, 1)"),
+            ("words has shape (2, 2)", "must have shape (2, 1)"),
         ),
-        (lambda: zen.kernels.hash_bitmap_decode(jnp.ones((0, 1), jnp.uint32), jnp.ones((0, 4)), 4), ("n=0", "1")),
+        (
+            lambda: zen.kernels.hash_bitmap_decode(jnp.ones((0, 1), jnp.uint32), jnp.ones((0, 4)), 4),
+            ("n=0", "at least 1"),
+        ),
         (
             lambda: zen.kernels.hash_bitmap_decode(jnp.ones((2, 1), jnp.int32), jnp.ones((2, 4)), 40),
-            ("words", "int32", "uint32"),
+            ("words has dtype int32", "must be uint32"),
         ),
         (
             lambda: zen.kernels.aggregate(np.ones((1, 2), np.int64), jnp.ones((1, 2)), jnp.ones(1, jnp.int32), 4),
-            ("positions", "int64", "int32"),
+            ("positions has dtype int64", "must be int32"),
         ),
         (
             lambda: zen.kernels.send_largest(jnp.ones(3), jnp.ones(3, jnp.float16), 1, 1),
-            ("residual", "float16", "float32"),
+            ("residual has dtype float16", "must be float32"),
         ),
         (
             lambda: zen.kernels.send_drawn(jnp.ones(3), jnp.ones(3), 4, jnp.uint32(0)),
             ("k=4", "at most the 3 elements"),
         ),
-        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 0, 1, 1, 1), ("n=0",)),
-        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 1, 0, 1, 1), ("r1=0",)),
-        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 1, 1, -1, 1), ("r2=-1",)),
-        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 1, 1, 1, 0), ("k=0",)),
-        (lambda: zen.kernels.hierarchical_hash(jnp.ones((4, 1), jnp.int32), 1, 1, 1, 1), ("indices", "(4, 1)")),
-        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4), 1, 1, 1, 1), ("indices", "float32", "integers")),
-        (lambda: zen.kernels.hierarchical_hash([1, 2], 1, 1, 1, 1), ("indices", "list", "jnp.asarray")),
+        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 0, 1, 1, 1), ("n=0", "at least 1")),
+        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 1, 0, 1, 1), ("r1=0", "at least 1")),
+        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 1, 1, -1, 1), ("r2=-1", "at least 0")),
+        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 1, 1, 1, 0), ("k=0", "at least 1")),
+        (
+            lambda: zen.kernels.hierarchical_hash(jnp.ones((4, 1), jnp.int32), 1, 1, 1, 1),
+            ("indices has shape (4, 1)", "1 dimension"),
+        ),
+        (
+            lambda: zen.kernels.hierarchical_hash(jnp.ones(4), 1, 1, 1, 1),
+            ("indices have dtype float32", "must be integers"),
+        ),
+        (lambda: zen.kernels.hierarchical_hash([1, 2], 1, 1, 1, 1), ("indices are a list", "Use jnp.asarray")),
     ],
 )
 def test_kernels(call, fragments):
@@ -205,12 +231,12 @@ def test_kernels(call, fragments):
 @pytest.mark.parametrize(
     "options,fragments",
     [
-        ({"op": "max"}, ("op", "'max'")),
-        ({"scheme": "zeno"}, ("scheme", "'zeno'")),
-        ({"unit": "column"}, ("unit", "'column'")),
-        ({"bucket_bytes": 0}, ("bucket_bytes", "0")),
+        ({"op": "max"}, ("op='max'", "'mean', 'sum'")),
+        ({"scheme": "zeno"}, ("scheme='zeno'", "'zen'", "'dense'")),
+        ({"unit": "column"}, ("unit='column'", "'element', 'row', 'auto'")),
+        ({"bucket_bytes": 0}, ("bucket_bytes=0", "at least 1")),
         ({"plan": "plan.json"}, ("plan is a str", "Profiler")),
-        ({"seed": -1}, ("seed", "-1")),
+        ({"seed": -1}, ("seed=-1", "from 0 to 2**32 - 1")),
         ({"intra_axis": ["w"]}, ("intra_axis=['w']", "tuple")),
     ],
 )
@@ -221,9 +247,11 @@ def test_synchronize_arguments(options, fragments):
 
 def test_synchronize_leaves():
     transform = zen.synchronize(harness.AXIS)
-    refuses(lambda: transform.init({"layer": {"steps": jnp.zeros(3, jnp.int32)}}), "layer/steps", "int32", "masked")
-    refuses(lambda: transform.init({"phase": jnp.zeros(3, jnp.complex64)}), "phase", "complex64")
-    refuses(lambda: transform.init({"steps": 3}), "steps", "int32", "masked")
+    refuses(
+        lambda: transform.init({"layer": {"steps": jnp.zeros(3, jnp.int32)}}), "layer/steps has dtype int32", "masked"
+    )
+    refuses(lambda: transform.init({"phase": jnp.zeros(3, jnp.complex64)}), "phase has dtype complex64", "masked")
+    refuses(lambda: transform.init({"steps": 3}), "steps has dtype int32", "masked")
     refuses(lambda: transform.init({"name": "embed"}), "name is a str", "masked")
 
 
@@ -231,7 +259,7 @@ def test_synchronize_axis():
     transform = zen.synchronize("nobody")
     params = {"table": jnp.ones((12, 6))}
     update = lambda g: transform.update(g, transform.init(params))[0]  # noqa: E731
-    refuses(lambda: jax.vmap(update, axis_name=harness.AXIS)({"table": GRADIENT}), "axis_name", "'nobody'")
+    refuses(lambda: jax.vmap(update, axis_name=harness.AXIS)({"table": GRADIENT}), "axis_name='nobody'")
 
 
 PLAN = zen.Plan(N, {"table": zen.LeafPlan((12, 6), "float32")})
@@ -240,11 +268,11 @@ PLAN = zen.Plan(N, {"table": zen.LeafPlan((12, 6), "float32")})
 @pytest.mark.parametrize(
     "stack,fragments",
     [
-        ({"table": np.ones((N, 12, 7), np.float32)}, ("plan", "table", "12, 6", "12, 7")),
-        ({"table": np.ones((N, 12, 6), np.float16)}, ("plan", "table", "float32", "float16")),
-        ({"chair": GRADIENT}, ("plan", "chair", "table")),
-        ({"table": GRADIENT, "chair": GRADIENT}, ("plan", "chair")),
-        ({"table": np.ones((N + 1, 12, 6), np.float32)}, ("plan", "2 workers", "3")),
+        ({"table": np.ones((N, 12, 7), np.float32)}, ("plan is for table of float32[12, 6]", "is float32[12, 7]")),
+        ({"table": np.ones((N, 12, 6), np.float16)}, ("plan is for table of float32[12, 6]", "is float16[12, 6]")),
+        ({"chair": GRADIENT}, ("plan is for other leaves", "lacks 'chair' but has 'table'")),
+        ({"table": GRADIENT, "chair": GRADIENT}, ("plan is for other leaves", "lacks 'chair'.")),
+        ({"table": np.ones((N + 1, 12, 6), np.float32)}, ("plan is for 2 workers", "Make a plan for 3 workers")),
     ],
 )
 def test_plan_for_other_shapes(stack, fragments):
@@ -259,27 +287,27 @@ def test_plan_for_other_shapes(stack, fragments):
 
 def test_plan_with_another_seed():
     transform = zen.synchronize(harness.AXIS, plan=replace(PLAN, seed=3), seed=4)
-    refuses(lambda: transform.init({"table": jnp.ones((12, 6))}), "seed", "3", "4")
+    refuses(lambda: transform.init({"table": jnp.ones((12, 6))}), "seed=3", "seed=4")
 
 
 def test_profile():
-    refuses(lambda: zen.profile(), "profile", "at least one")
-    refuses(lambda: zen.profile({"a": jnp.ones((2, 3)), "b": jnp.ones((3, 3))}), "leading axis")
-    refuses(lambda: zen.profile({"a": jnp.ones(())}), "leading axis")
-    refuses(lambda: zen.profile({"a": jnp.ones((2, 3), jnp.int32)}), "a", "int32")
-    refuses(lambda: zen.profile({"a": jnp.ones((2, 3))}, {"a": jnp.ones((2, 4))}), "one tree")
-    refuses(lambda: zen.profile(jnp.ones((2, 3)), unit="column"), "unit", "'column'")
-    refuses(lambda: zen.profile(jnp.ones((2, 3)), seed=-1), "seed", "-1")
+    refuses(lambda: zen.profile(), "profile needs", "at least one step")
+    refuses(lambda: zen.profile({"a": jnp.ones((2, 3)), "b": jnp.ones((3, 3))}), "one leading axis", "[(2,), (3,)]")
+    refuses(lambda: zen.profile({"a": jnp.ones(())}), "one leading axis", "[()]")
+    refuses(lambda: zen.profile({"a": jnp.ones((2, 3), jnp.int32)}), "a has dtype int32")
+    refuses(lambda: zen.profile({"a": jnp.ones((2, 3))}, {"a": jnp.ones((2, 4))}), "must be gradients of one tree")
+    refuses(lambda: zen.profile(jnp.ones((2, 3)), unit="column"), "unit='column'")
+    refuses(lambda: zen.profile(jnp.ones((2, 3)), seed=-1), "seed=-1")
 
 
 def test_value_and_grad():
     loss = lambda w, x: jnp.mean(x @ w)  # noqa: E731
     mesh = harness.mesh(N, "data")
-    refuses(lambda: zen.value_and_grad(loss, mesh=mesh, axis_name="model"), "axis_name", "'model'", "'data'")
-    refuses(lambda: zen.value_and_grad(loss, mesh=mesh, scheme="zeno"), "scheme", "'zeno'")
+    refuses(lambda: zen.value_and_grad(loss, mesh=mesh, axis_name="model"), "axis_name='model'", "'data'")
+    refuses(lambda: zen.value_and_grad(loss, mesh=mesh, scheme="zeno"), "scheme='zeno'")
     refuses(lambda: zen.value_and_grad(loss, mesh=mesh)(jnp.ones(2), jnp.ones((3, 2))), "batch of 3", "2 workers")
     refuses(lambda: zen.value_and_grad(loss, mesh=mesh, padding_id=0), "padding_id=0", "lookups")
-    with pytest.raises((ValueError, TypeError), match=re.compile("argnums|positional", re.IGNORECASE)):
+    with pytest.raises(TypeError, match="argnums=5"):  # by jax.value_and_grad
         zen.value_and_grad(loss, argnums=5, mesh=mesh)(jnp.ones(2), jnp.ones((4, 2)))
 
 
@@ -294,16 +322,20 @@ def test_autotune_for_another_cluster_is_refused_before_a_step_runs():
     gradients = jnp.asarray(GRADIENT)
     refuses(lambda: zen.autotune(make_step, cluster=zen.Cluster(7))(gradients), "7 hosts", f"the axis has {N} workers")
     assert not ran and not gradients.is_deleted()
-    refuses(lambda: zen.autotune(make_step, cluster=zen.Cluster(N), schemes=["zen"]), "schemes", "dense_ordered")
+    refuses(
+        lambda: zen.autotune(make_step, cluster=zen.Cluster(N), schemes=["zen"]), "schemes=('zen',)", "dense_ordered"
+    )
 
 
 def test_more_units_than_pure_jax_can_name():
     """2**31 units: nothing is allocated before they are refused."""
     partition, decode = (import_module(f"zen_jax.kernels.{name}") for name in ("partition", "hash_bitmap_decode"))
     floats, words = jax.ShapeDtypeStruct((2**31, 1), jnp.float32), jax.ShapeDtypeStruct((1, 2**26), jnp.uint32)
-    refuses(lambda: jax.eval_shape(lambda x: partition.reference(x, 1, 1), floats), str(2**31), "wider units")
+    refuses(lambda: jax.eval_shape(lambda x: partition.reference(x, 1, 1), floats), f"{2**31} units", "wider units")
     values = jax.ShapeDtypeStruct((1, 1, 1), jnp.float32)
-    refuses(lambda: jax.eval_shape(lambda *m: decode.reference(*m, 2**31), words, values), str(2**31), "wider units")
+    refuses(
+        lambda: jax.eval_shape(lambda *m: decode.reference(*m, 2**31), words, values), f"{2**31} units", "wider units"
+    )
 
 
 @pytest.mark.parametrize(
@@ -331,11 +363,11 @@ def test_numpy_scalars_are_numbers():
     np.testing.assert_array_equal(reduced[0], GRADIENT.sum(axis=0))
     zen.top_k(np.float32(0.5))
     assert zen.Cluster(np.int64(2), inter_gbps=np.float64(1)).workers == 2
-    refuses(lambda: zen.Cluster(np.bool_(True)), "hosts", "True")
+    refuses(lambda: zen.Cluster(np.bool_(True)), "hosts=np.True_", "at least 1")
 
 
 def test_unreduced_optax_update_without_axis():
     """The transform outside any mapped axis says so rather than failing inside a collective."""
     optimizer = optax.chain(zen.synchronize("workers"), optax.sgd(0.1))
     params = {"w": jnp.ones(3)}
-    refuses(lambda: optimizer.update(params, optimizer.init(params), params), "axis_name", "'workers'")
+    refuses(lambda: optimizer.update(params, optimizer.init(params), params), "axis_name='workers'")

@@ -1,6 +1,5 @@
 """Prepared data sets train to the same bits, are read in part, and are refused where they do not fit."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -11,6 +10,9 @@ pytest.importorskip("flax")
 pytest.importorskip("matplotlib")
 pytest.importorskip("orbax.checkpoint")
 pytest.importorskip("tqdm")
+
+import example_runs
+from example_runs import refused
 
 from examples.common import app, prepared, text
 from examples.deepfm import data as deepfm
@@ -46,8 +48,7 @@ def run(tmp_path, *options: str) -> int:
 def test_training_goes_on_from_prepared_text_to_the_bit(books, ready, tmp_path):
     def losses(name, *options):
         assert app.main(EXAMPLE, ["--out", str(tmp_path / name), *TINY, "--checkpoint-every", "2", *options]) == 0
-        lines = (tmp_path / name / "dense" / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line)["loss"] for line in lines]
+        return example_runs.losses(tmp_path / name / "dense" / "metrics.jsonl")
 
     whole = losses("whole", "--data", str(books), "--steps", "4")
     assert losses("part", "--data", str(books), "--steps", "2") == whole[:2]
@@ -97,8 +98,8 @@ def resident(path) -> int:
 
 
 def test_data_of_other_options_are_refused(ready, tmp_path, capsys):
-    assert run(tmp_path, "--data", str(ready), "--vocab", "40") == 2
-    assert "prepared with --vocab 50, but this run has 40: give --vocab 50" in capsys.readouterr().err
+    error = refused(run(tmp_path, "--data", str(ready), "--vocab", "40"), capsys)
+    assert "prepared with --vocab 50, but this run has 40: give --vocab 50" in error
 
 
 def test_another_examples_data_are_refused(ready):
@@ -109,8 +110,8 @@ def test_another_examples_data_are_refused(ready):
 
 
 def test_a_folder_in_use_is_kept(books, ready, tmp_path, capsys):
-    assert run(tmp_path, "--data", str(books), "--prepare", str(ready)) == 2
-    assert "holds a prepared data set already" in capsys.readouterr().err
+    error = refused(run(tmp_path, "--data", str(books), "--prepare", str(ready)), capsys)
+    assert "holds a prepared data set already" in error
 
 
 @pytest.mark.parametrize(
@@ -131,6 +132,5 @@ def test_damaged_data_are_refused(ready, tmp_path, capsys, name, content, messag
         np.save(ready / name, np.zeros(3))
     else:
         (ready / name).write_bytes(content)
-    assert run(tmp_path, "--data", str(ready)) == 2
-    error = capsys.readouterr().err
-    assert message in error and "Prepare the data anew." in error and error.count("\n") == 1
+    error = refused(run(tmp_path, "--data", str(ready)), capsys)
+    assert message in error and "Prepare the data anew." in error

@@ -1,0 +1,112 @@
+"""Processes that were started differently learn about what: values are told apart by what they are."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from examples.common.launch import free_ports
+from zen_jax import Cluster, agreement, check_agreement, profile
+from zen_jax.agreement import describe, differences
+
+ROOT = Path(__file__).parents[1]
+
+AGREE = """
+import sys
+import jax
+import zen_jax as zen
+
+index = int(sys.argv[3])
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(sys.argv[1], int(sys.argv[2]), index, initialization_timeout=60)
+
+def plan(capacity):
+    leaf = zen.LeafPlan((5000, 64), "float32", "zen", 16, (capacity, 30), "coo", "coo")
+    return zen.Plan(3, {"table": leaf}, 0)
+
+zen.check_agreement(seed=0, plan=plan(20), params={"w": jax.numpy.zeros(3)})
+try:
+    seed, cluster = index // 2, zen.Cluster(3, inter_gbps=1 + index // 2)
+    zen.check_agreement(seed=seed, plan=plan(20 + index % 2), cluster=cluster, params={"w": jax.numpy.zeros(3 - index)})
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.multiprocess
+def test_processes_that_disagree_all_learn_about_what():
+    coordinator = f"localhost:{free_ports()}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", AGREE, coordinator, "3", str(index)],
+            cwd=ROOT,
+            env=os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(3)
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    for output in outputs:
+        for line in (
+            "the processes disagree",
+            "params/w is float32[3] on process 0, but float32[2] on process 1, but float32[1] on process 2",
+            "plan/leaves/table/capacity/0 is 20 on processes 0, 2, but 21 on process 1",
+            "cluster/inter_gbps is 1 on processes 0, 1, but 2 on process 2",
+            "seed is 0 on processes 0, 1, but 1 on process 2",
+        ):
+            assert line in output
+        assert "zen_jax" not in output
+
+
+class Torn:
+    def to_json(self):
+        raise RuntimeError("torn")
+
+
+def test_a_value_that_fails_on_one_process_is_a_difference(monkeypatch):
+    """One that raised before the processes have met would leave the others waiting."""
+
+    def lowering():
+        raise ValueError("no such kernels")
+
+    def gather(text):
+        sound = text.replace(b"RuntimeError: torn", b"1").replace(b"ValueError: no such kernels", b"C++")
+        return [text, sound if text.startswith(b"{") else b"another digest"]
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(agreement, "_lowering", lowering)
+    monkeypatch.setattr(agreement, "_gather", gather)
+    with pytest.raises(ValueError) as raised:
+        check_agreement(plan=Torn())
+    for line in (
+        "plan is RuntimeError: torn on process 0, but 1 on process 1",
+        "kernels is ValueError: no such kernels on process 0, but C++ on process 1",
+    ):
+        assert line in str(raised.value)
+    monkeypatch.setattr(agreement, "_gather", lambda text: [text, text])
+    with pytest.raises(ValueError, match="no such kernels"):
+        check_agreement(plan=Torn())
+
+
+def test_values_are_compared_by_what_they_are():
+    one = {"x": jnp.ones((2, 3)), "y": None, "z": (1, "a"), "f": np.float64(0.5), "g": len}
+    assert describe(one) == {
+        "x": "float32[2, 3]",
+        "y": "None",
+        "z/0": "1",
+        "z/1": "'a'",
+        "f": "np.float64(0.5)",
+        "g": "a builtin_function_or_method",
+    }
+    assert differences([describe(one), describe(one)]) == []
+    kept = describe({"cluster": Cluster(3, inter_gbps=2.5), "profile": profile(np.ones((2, 4, 8), np.float32))})
+    assert (kept["cluster/inter_gbps"], kept["profile/leaves//units/8/push"]) == ("2.5", "2")
+    assert differences([{"a": "1"}, {}] + [{"a": "1"}] * 9) == [
+        "a is 1 on processes 0, 2, 3, 4, 5, 6, 7, 8 and 2 more, but missing on process 1"
+    ]
