@@ -84,7 +84,7 @@ def check_rank(name: str, shape: tuple[int, ...], ranks: Collection[int]) -> Non
 def check_shape(name: str, shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> None:
     """`wanted` holds None where any size will do."""
     if len(shape) != len(wanted) or any(w is not None and s != w for s, w in zip(shape, wanted, strict=True)):
-        text = ", ".join("any" if w is None else str(w) for w in wanted)
+        text = ", ".join("any" if w is None else str(w) for w in wanted) + "," * (len(wanted) == 1)
         raise ValueError(f"{name} has shape {tuple(shape)}, but must have shape ({text}).")
 
 

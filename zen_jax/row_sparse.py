@@ -93,9 +93,7 @@ class RowSparseGradient:
         """[K, ...D]: the table's rows at `ids`; zeros where unused."""
         table = jnp.asarray(table)
         self._check(table)
-        return table.at[self.ids].get(
-            mode="fill", fill_value=0, indices_are_sorted=True, wrap_negative_indices=False
-        )
+        return table.at[self.ids].get(mode="fill", fill_value=0, indices_are_sorted=True, wrap_negative_indices=False)
 
     def put(self, table: Array, rows: Array) -> Array:
         """The table with `rows` [K, ...D] in place of those at `ids`; in place where the table is donated."""

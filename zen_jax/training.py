@@ -62,8 +62,8 @@ def value_and_grad(
       with `return_info`; aux gains a leading axis of n, one slice per worker.
 
     Raises:
-      ValueError: for an axis that the mesh lacks or that is given twice, a batch that n does not divide, `lookups`
-        beside `argnums` other than 0, or `padding_id` without `lookups`.
+      ValueError: for an axis that the mesh lacks or that is given twice, `argnums` that are no positions of arguments,
+        a batch that n does not divide, `lookups` beside `argnums` other than 0, or `padding_id` without `lookups`.
 
     >>> import jax, jax.numpy as jnp
     >>> mesh = jax.make_mesh((1,), ("data",))
@@ -93,11 +93,11 @@ def value_and_grad(
         seed=seed,
         intra_axis=intra_axis,
     )
-    differentiated = (argnums,) if errors.is_integer(argnums) else tuple(argnums)
+    differentiated = _positions(argnums)
     replicated, split = PartitionSpec(), PartitionSpec(axes)
 
     def spec_of(position: int, count: int) -> Callable[[Any], PartitionSpec]:
-        if position in differentiated or position - count in differentiated:
+        if {position, position - count} & set(differentiated):
             return lambda leaf: replicated
 
         def batch_spec(leaf: Any) -> PartitionSpec:
@@ -117,6 +117,11 @@ def value_and_grad(
         local = with_rows(fun, lookups, has_aux, padding_id=padding_id)
 
     def wrapped(*args: PyTree, **kwargs: PyTree) -> tuple:
+        if not all(-len(args) <= position < len(args) for position in differentiated):
+            raise ValueError(
+                f"argnums={argnums!r} must be positions of the {len(args)} positional arguments that {fun} got. "
+                "Pass by position what is differentiated."
+            )
         leaves, treedef = jax.tree.flatten(kwargs)
         arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray | np.generic)}
 
@@ -141,3 +146,12 @@ def value_and_grad(
         return (*results, info) if return_info else results
 
     return wrapped
+
+
+def _positions(argnums: Any) -> tuple[int, ...]:
+    positions = tuple(argnums) if isinstance(argnums, Sequence) and not isinstance(argnums, str) else (argnums,)
+    if not positions or not all(map(errors.is_integer, positions)):
+        raise ValueError(
+            f"argnums={argnums!r} must be an integer or integers: which positional arguments to differentiate."
+        )
+    return positions

@@ -46,7 +46,7 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
     if unit is not None:
         check_unit(unit)
     if not steps:
-        raise ValueError("profile needs the stacked gradients of at least one step.")
+        raise ValueError("profile got no gradients. Give the stacked gradients of at least one step.")
     measured = [named_leaves(step) for step in steps]
     sizes = {leaf.shape[:1] for named in measured for _, leaf in named}
     if len(sizes) != 1 or () in sizes:
