@@ -14,13 +14,12 @@ from zen_jax._typing import Array, AxisName
 from zen_jax.formats import coo
 from zen_jax.formats.message import owners
 from zen_jax.formats.words import WORD_BYTES
-from zen_jax.info import Info, density, make_info
+from zen_jax.info import Info, make_info
 from zen_jax.kernels.partition_coo import by_server
 from zen_jax.row_sparse import RowSparseGradient, intact
-from zen_jax.schemes.dense import dense_bytes
 from zen_jax.schemes.ladder import ladder, rung_for
 from zen_jax.schemes.request import Request
-from zen_jax.schemes.servers import COUNT_BYTES, agree_on_push
+from zen_jax.schemes.servers import COUNT_BYTES, agree_on_push, exchange_info
 
 Listed = tuple[Array, Array, Array]
 """Keys, units and counts."""
@@ -92,17 +91,11 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     # Memory behind what was unpacked stays as it was, unread.
     reduced = jnp.where(used[:, None], reduced[jnp.where(used, ascending, 0)], jnp.zeros((), dtype))
 
-    reduced_rows = jnp.sum(shard_counts, dtype=jnp.float32)
-    push_bytes = jnp.array([coo.message_bytes(c, width, dtype) + COUNT_BYTES for c in push_rungs], jnp.float32)
-    pull_bytes = jnp.array([coo.message_bytes(c, width, dtype) + WORD_BYTES for c in pull_rungs], jnp.float32)
-    return RowSparseGradient(ids, reduced.reshape(-1, *row), total_rows), make_info(
-        density_reduced=density(reduced_rows, total_rows),
-        bytes_pushed=(n - 1) * push_bytes[push_rung],
-        bytes_pulled=(n - 1) * pull_bytes[pull_rung],
-        bytes_dense=2 * dense_bytes(total_rows * width, dtype, n),
-        imbalance_pull=n * jnp.max(shard_counts).astype(jnp.float32) / jnp.maximum(reduced_rows, 1.0),
-        **push_stats,
-    )
+    pushed = [coo.message_bytes(c, width, dtype) + COUNT_BYTES for c in push_rungs]
+    pulled = [coo.message_bytes(c, width, dtype) + WORD_BYTES for c in pull_rungs]
+    moved = (pushed, push_rung), (pulled, pull_rung)
+    info = exchange_info((total_rows, width), dtype, shard_counts, *moved, push_stats)
+    return RowSparseGradient(ids, reduced.reshape(-1, *row), total_rows), info
 
 
 def _rungs(top: int, n: int, unit_bytes: int) -> tuple[int, ...]:

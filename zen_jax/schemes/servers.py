@@ -177,16 +177,29 @@ def _exchange_sparse(
     pull_rung = rung_for(fullest_shard, pull_rungs)
     reduced = lax.switch(pull_rung, [pull_with(c) for c in pull_rungs], headers, count, *shard)
 
-    reduced_units = jnp.sum(shard_counts, dtype=jnp.float32)
     pushed_bytes = [push_bytes(partitioning, c, width, dtype, request.push_format) for c in push_rungs]
     pulled_bytes = [pulled.message_bytes(c) for c in pull_rungs]
     planned_room = max(request.planned(1), pulled.smallest_room) if request.planned(1) else None
     stats = stats | {"rounds": jnp.maximum(stats["rounds"], rounds(fullest_shard, planned_room))}
-    return reduced, make_info(
-        density_reduced=density(reduced_units, reduced.shape[0]),
-        bytes_pushed=(n - 1) * jnp.array(pushed_bytes, jnp.float32)[push_rung],
-        bytes_pulled=(n - 1) * jnp.array(pulled_bytes, jnp.float32)[pull_rung],
-        bytes_dense=2 * dense_bytes(reduced.size, dtype, n),
+    moved = (pushed_bytes, push_rung), (pulled_bytes, pull_rung)
+    return reduced, exchange_info(reduced.shape, dtype, shard_counts, *moved, stats)
+
+
+def exchange_info(
+    shape: tuple[int, int],
+    dtype: jnp.dtype,
+    shard_counts: Array,
+    pushed: tuple[list[int], Array],
+    pulled: tuple[list[int], Array],
+    stats: dict[str, Array],
+) -> Info:
+    """Info of [U, m] that n servers reduced: their non-zero units, bytes to and from one by rung, and what is known."""
+    n, reduced_units = shard_counts.size, jnp.sum(shard_counts, dtype=jnp.float32)
+    return make_info(
+        density_reduced=density(reduced_units, shape[0]),
+        bytes_pushed=(n - 1) * jnp.array(pushed[0], jnp.float32)[pushed[1]],
+        bytes_pulled=(n - 1) * jnp.array(pulled[0], jnp.float32)[pulled[1]],
+        bytes_dense=2 * dense_bytes(shape[0] * shape[1], dtype, n),
         imbalance_pull=n * jnp.max(shard_counts).astype(jnp.float32) / jnp.maximum(reduced_units, 1.0),
         **stats,
     )
