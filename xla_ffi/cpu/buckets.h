@@ -66,6 +66,8 @@ inline void put(const PartitionProblem& p, const Buckets<Bits>& out, RangeBucket
   Cursor& cursor = cursors[server];
   const int64_t entry = cursor.next++;
   if (entry < cursor.end) {
+    prefetch_next_line(out.positions + entry);
+    prefetch_next_line(out.values + entry * width);
     out.positions[entry] = tile;
     copy_unit(out.values + entry * width, unit, width);
   } else if (entry < cursor.end + p.capacity) {
