@@ -3,7 +3,8 @@
     python -m benchmarks.all_reduce --rows 78125 --columns 256 -n 8 --json build/all_reduce.json
 
 All n workers run in one process under vmap, so the "network" is memory and what remains beside the kernels is
-packing, exchange and agreement. The kernels run alone, on the same operands, in turns with the whole.
+packing, exchange and agreement. The kernels run alone, on the same operands, in turns with the whole. The process keeps
+the memory it frees, as the examples do.
 """
 
 import argparse
@@ -11,6 +12,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from examples.common.memory import keep_freed_memory
+
+if __name__ == "__main__":
+    keep_freed_memory()
 
 import jax
 import jax.numpy as jnp

@@ -114,7 +114,7 @@ def peers(x: np.ndarray, n: int, repeats: int) -> Iterator[dict[str, Any]]:
     operand, capacity = jnp.asarray(x), int(np.count_nonzero(x) / n * ROOM)
     run = jax.jit(lambda x: kernels.partition(x, n, capacity))
     partition = lambda: run(operand)  # noqa: E731
-    for name, peer in nonzeros.find_and_take(x):
+    for name, peer in nonzeros.find_and_take(x, n):
         if isinstance(peer, nonzeros.Absent):
             yield {"kernel": name, "absent": peer.reason}
             continue

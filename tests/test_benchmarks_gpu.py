@@ -17,7 +17,7 @@ from benchmarks.peers import nonzeros
 def test_peers_find_the_nonzeros_or_say_why_they_are_absent():
     x = np.zeros(1000, np.float32)
     x[[3, 500, 999]] = 1, np.nan, -2
-    for name, peer in nonzeros.find_and_take(x):
+    for name, peer in nonzeros.find_and_take(x, 1):
         if isinstance(peer, nonzeros.Absent):
             assert peer.reason, name
         elif (found := peer()) is not None:
