@@ -32,7 +32,7 @@ import zen_jax as zen
 from benchmarks import measure
 from benchmarks.ceilings import Ceilings
 from zen_jax.cli.options import at_least, positive, share
-from zen_jax.sparse import densified
+from zen_jax.trees import densified
 
 MOMENTUM = 0.9
 

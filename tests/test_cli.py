@@ -169,8 +169,7 @@ def test_bench(zen_jax):
         f"{zen.estimate(zen.SparsityProfile.load('profile.json'), zen.Cluster.load('links.json'))}\n",
     )
     assert (
-        "there is inter_gbps, latency_us too"
-        in zen_jax("estimate", "profile.json", "--cluster", "links.json", *LINKS)[2]
+        "there is --gbps, --latency-us too" in zen_jax("estimate", "profile.json", "--cluster", "links.json", *LINKS)[2]
     )
     assert "is no zen_jax cluster" in zen_jax("plan", "profile.json", "--cluster", "profile.json")[2]
 
@@ -266,6 +265,7 @@ PLACE = "bench --coordinator host:7700 --processes 4 --rank"
         ("estimate profile.json --cluster links.json --json links.json", ("links.json is read", "another file")),
         ("profile good.npz three.npz --json three.npz", ("three.npz is read", "another file")),
         ("bench good.npz --save-cluster good.npz", ("good.npz is read", "another file")),
+        ("bench good.npz --json out.json --save-cluster out.json", ("out.json is written already", "another file")),
         ("plan profile.json --hosts 3", ("4 workers", "3 hosts")),
         ("plan profile.json --hosts 0", ("--hosts", "'0'", "at least 1")),
         ("plan profile.json --gbps fast", ("--gbps", "'fast'", "above 0")),

@@ -73,6 +73,19 @@ def test_clipping_whatever_the_magnitude(scale):
     np.testing.assert_allclose(sent, expected, 1e-5)
 
 
+@pytest.mark.promoting
+@pytest.mark.parametrize(("dtype", "scale", "norm"), [(np.float32, 1e38, 10), (np.float64, 1e300, math.sqrt(1 / 2))])
+def test_clipping_loses_no_finite_gradient(dtype, scale, norm):
+    """Where the factor would be subnormal it is the least normal number."""
+    with jax.enable_x64(dtype is np.float64):
+        gradients = normal((2, 2, 9)).astype(dtype) * dtype(scale)
+        sent = clipped(gradients)
+    lengths = np.linalg.norm(sent.reshape(2, -1), axis=1)
+    directions = np.linalg.norm((gradients / scale).reshape(2, -1), axis=1)
+    np.testing.assert_allclose(sent / lengths[:, None, None], gradients / scale / directions[:, None, None], 1e-5)
+    assert (lengths > 0).all() and (lengths <= norm * (1 + 1e-6)).all()
+
+
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_clipping_hides_nothing(poison):
     gradients = normal((2, 2, 9))

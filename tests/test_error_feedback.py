@@ -35,7 +35,8 @@ def lowerings(kind, momentum=MOMENTUM):
     def reference(update, residual, velocity, least, most):
         scale = jnp.asarray(0.75, residual.dtype)
         velocity = None if kind == "largest" else velocity
-        results = largest_reference(update, residual, velocity, scale, least, most, momentum=momentum)
+        how = {"velocity": velocity, "momentum": momentum, "scale": scale}
+        results = largest_reference(update, residual, least, most, **how)
         return results[:2] if velocity is None else results
 
     return jax.jit(public), jax.jit(reference)

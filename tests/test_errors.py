@@ -187,6 +187,10 @@ def test_derivative():
             ("words has shape (2, 2)", "must have shape (2, 1)"),
         ),
         (
+            lambda: zen.kernels.hash_bitmap_decode(jnp.ones((2, 1), jnp.uint32), jnp.ones((2, 0)), 4),
+            ("capacity=0",),
+        ),
+        (
             lambda: zen.kernels.hash_bitmap_decode(jnp.ones((0, 1), jnp.uint32), jnp.ones((0, 4)), 4),
             ("n=0", "at least 1"),
         ),

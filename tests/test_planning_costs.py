@@ -194,6 +194,8 @@ def test_estimate_of_hosts_whose_devices_reduced_first():
         assert each.seconds == pytest.approx(expected)
     with pytest.raises(ValueError, match="profile is of 8 workers"):
         zen.estimate(PROFILE, zen.Cluster(4))
+    with pytest.raises(ValueError, match="scheme='zn'"):
+        zen.estimate(PROFILE, zen.Cluster(8)).total("zn")
 
 
 # --- calibration ------------------------------------------------------------------------------------------------

@@ -256,6 +256,12 @@ def test_a_profiler_is_for_one_tree_on_one_axis(shape, options, message):
         observe(shape, **options)
 
 
+def test_profile_counts_arrays():
+    rows = zen.RowSparseGradient.from_lookups(jnp.array([1]), jnp.ones((1, 2)), num_rows=9)
+    with pytest.raises(ValueError, match=r"table is a RowSparseGradient.*to_dense"):
+        zen.profile({"table": rows})
+
+
 def test_profiler_without_steps():
     with pytest.raises(ValueError, match="no step"):
         zen.Profiler().profile()

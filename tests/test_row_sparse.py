@@ -40,6 +40,13 @@ def test_merging_16_bit_rounds_once():
     assert float(gradient.rows[0, 0]) == 300  # step by step in bfloat16 it would stay at 256
 
 
+def test_ids_that_int32_does_not_hold_name_no_row():
+    gradient = zen.RowSparseGradient.from_lookups(
+        np.array([2**32 + 5, -(2**32) + 5, 5]), np.ones((3, 1), np.float32), num_rows=V
+    )
+    np.testing.assert_array_equal(gradient.to_dense(), np.arange(V)[:, None] == 5)
+
+
 def test_adding_and_taking():
     gradient = zen.RowSparseGradient.from_lookups(jnp.array([5, 2, 5, 40]), jnp.asarray(integers(4, D)), V)
     np.testing.assert_array_equal(jnp.asarray(TABLE) + gradient, TABLE + np.asarray(gradient.to_dense()))

@@ -149,6 +149,9 @@ def test_to_dense_and_reshape():
     assert gradient.dtype == jnp.float32
     cut = zen.SparseGradient(*map(jnp.asarray, listed(x.reshape(-1), 2)), x.shape)
     assert np.count_nonzero(cut.to_dense()) == 2
+    for shape in ((59,), (-1, 7)):
+        with pytest.raises(ValueError, match="60 elements"):
+            gradient.reshape(*shape)
 
 
 REDUCTIONS = {

@@ -13,8 +13,8 @@ from zen_jax.schemes.hierarchy import hierarchical
 from zen_jax.schemes.partitioning import HASHES
 from zen_jax.schemes.pull import PULL_FORMATS
 from zen_jax.schemes.push import PUSH_FORMATS
-from zen_jax.sparse import SparseGradient, densified, is_sparse
-from zen_jax.trees import values_of
+from zen_jax.sparse import SparseGradient, is_sparse
+from zen_jax.trees import densified, values_of
 from zen_jax.units import unit_width
 
 OPS = ("mean", "sum")
@@ -99,8 +99,8 @@ def all_reduce(
     capacities = _capacities(capacity, scheme, n)
     _axis.check_not_reduced("x", values_of(x), axes)
     width = unit_width(x.shape, "element" if is_sparse(x) and unit == "auto" else unit, n * devices)
-    as_list = is_sparse(x) and 0 not in (x.size, x.room) and registry.takes_sparse(scheme)
-    if n == 1 or intra_axis is not None or width != 1 or not as_list:
+    travels_as_list = registry.takes_sparse(scheme) and n > 1 and intra_axis is None and width == 1
+    if is_sparse(x) and not (travels_as_list and x.size and x.room):
         x = densified(x)
     if n * devices == 1 or x.size == 0:
         # psum of nothing, or over one worker, only marks the result as reduced.

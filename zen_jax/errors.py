@@ -95,4 +95,4 @@ def check_positive(name: str, value: Any) -> None:
 
 def check_not_negative(name: str, value: Any) -> None:
     if not is_number(value) or not 0 <= value < float("inf"):
-        raise ValueError(f"{name}={value!r} must be a number of at least 0.")
+        raise ValueError(f"{name}={value!r} must be a finite number of at least 0.")

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from zen_jax._typing import Array
 from zen_jax.errors import MAX_UNITS, check_integers
@@ -169,8 +170,10 @@ def check_rows(num_rows: int) -> None:
 
 
 def widened(ids: Any) -> Array:
-    """Ids of `widened_dtype`."""
-    return jnp.asarray(ids, widened_dtype(ids))
+    """Ids of `widened_dtype`; what it cannot hold as its extremes, which name no row."""
+    dtype = widened_dtype(ids)
+    held = jnp.iinfo(dtype)
+    return jnp.asarray(np.clip(ids, held.min, held.max) if isinstance(ids, np.ndarray | np.generic) else ids, dtype)
 
 
 def widened_dtype(ids: Any) -> jnp.dtype:

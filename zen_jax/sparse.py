@@ -67,7 +67,10 @@ class SparseGradient:
     def reshape(self, *shape: int) -> "SparseGradient":
         """The same elements of a gradient of another shape, of which one dimension may be -1."""
         known = prod(length for length in shape if length != -1)
-        return replace(self, shape=tuple(self.size // known if length == -1 else length for length in shape))
+        reshaped = tuple(self.size // known if length == -1 and known else length for length in shape)
+        if prod(reshaped) != self.size:
+            raise ValueError(f"a gradient of {self.size} elements, shape {self.shape}, cannot be reshaped to {shape}.")
+        return replace(self, shape=reshaped)
 
     def to_dense(self) -> Array:
         """The gradient of `shape`, zeros included."""
@@ -89,11 +92,6 @@ def listed(units: Array | SparseGradient, room: int) -> tuple[Array, Array, Arra
         return kernels.partition(units, 1, room)
     units = intact(units)
     return units.indices[None, :room], units.values[None, :room, None], jnp.minimum(units.count, units.room)[None]
-
-
-def densified(gradient: Array | SparseGradient) -> Array:
-    """The gradient as an array."""
-    return gradient.to_dense() if is_sparse(gradient) else gradient
 
 
 def intact(gradient: SparseGradient) -> SparseGradient:

@@ -26,6 +26,11 @@ def values_of(leaf: Leaf) -> Array:
     return leaf.rows if isinstance(leaf, RowSparseGradient) else leaf
 
 
+def densified(leaf: Leaf) -> Array:
+    """The gradient as an array, zeros included."""
+    return leaf.to_dense() if is_sparse_leaf(leaf) else leaf
+
+
 def named_leaves(tree: PyTree) -> list[tuple[str, Leaf]]:
     """(name, leaf) for every leaf of a tree, in order.
 

@@ -13,12 +13,13 @@ import jax
 import zen_jax as zen
 from examples.common import launch, metrics, prepared, progress, report
 from examples.common.checkpoint import Checkpoints
-from examples.common.config import ROW_SPARSE, Config, add_options, at_least
+from examples.common.config import ROW_SPARSE, Config, add_options
 from examples.common.errors import BadInput, refusing
 from examples.common.loop import Run, initial_state, train
 from examples.common.rank import rank_from
 from examples.common.task import Task
 from examples.common.workers import Workers, find_workers
+from zen_jax.cli.options import at_least
 
 _EXAMPLES = """examples:
   python -m {name}                        {workers} emulated workers

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import zen_jax as zen
+from zen_jax.cli.options import at_least, positive
 
 
 def option(default: Any, meaning: str, **checks: Any) -> Any:
@@ -63,35 +64,14 @@ def add_options(parser: argparse.ArgumentParser, config: type[Config]) -> None:
         parser.add_argument(name, type=parse, default=default, metavar=metavar, help=help_text)
 
 
-def at_least(least: int):
-    """A reader of integers for argparse."""
-
-    def parse(word: str) -> int:
-        if not word.isdecimal() or int(word) < least:
-            raise argparse.ArgumentTypeError(f"{word!r} must be an integer of at least {least}")
-        return int(word)
-
-    return parse
-
-
 def _reader(field: dataclasses.Field) -> tuple[Any, str]:
     if field.type is int:
         return at_least(field.metadata["least"]), "N"
     if field.type is float:
-        return _positive, "X"
+        return positive, "X"
     if field.type == tuple[str, ...]:
         return _schemes, "NAMES"
     return Path, "PATH"
-
-
-def _positive(word: str) -> float:
-    try:
-        value = float(word)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{word!r} must be a positive number")
-    return value
 
 
 def _schemes(word: str) -> tuple[str, ...]:

@@ -259,9 +259,7 @@ def send_largest_lowerings(moves, room):
         return zen.kernels.list_largest(update, residual, least, most, room, **how)[: 2 + moves]
 
     def lowering(update, residual, velocity, least, most):
-        scale, velocity = residual.dtype.type(0.5), velocity if moves else None
-        results = largest_reference(update, residual, velocity, scale, least, most, momentum=0.75)
-        return results[: 2 + moves]
+        return largest_reference(update, residual, least, most, **options(residual, velocity))[: 2 + moves]
 
     return jax.jit(send), jax.jit(enlist), jax.jit(lowering)
 

@@ -34,7 +34,6 @@ def _draw(estimate: zen.planning.estimate.Estimate, figure: Any) -> None:
     slowest_first = sorted(seconds, key=seconds.get, reverse=True)
     axes = figure.subplots()
     axes.barh(slowest_first, [seconds[scheme] * 1e3 for scheme in slowest_first])
-    bound = sum(bound.seconds for bound in estimate.bounds.values())
-    axes.axvline(bound * 1e3, color="black", linestyle=":", label="lower bound")
+    axes.axvline(estimate.bound[0] * 1e3, color="black", linestyle=":", label="lower bound")
     axes.set(xlabel="estimated ms", title=f"All leaves, {estimate.n} workers")
     axes.legend()

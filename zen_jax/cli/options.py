@@ -53,7 +53,8 @@ def cluster(options: argparse.Namespace, n: int) -> zen.Cluster:
     typed = {name: value for name, value in typed.items() if value is not None}
     if options.cluster is not None:
         if typed:
-            raise ValueError(f"--cluster says all of the cluster, but there is {', '.join(typed)} too. Leave one out.")
+            flags = ", ".join("--" + name.removeprefix("inter_").replace("_", "-") for name in typed)
+            raise ValueError(f"--cluster says all of the cluster, but there is {flags} too. Leave one out.")
         return zen.Cluster.load(options.cluster)
     return zen.Cluster(**{"hosts": max(1, n // typed.get("devices_per_host", 1))} | typed)
 

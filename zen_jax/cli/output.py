@@ -35,16 +35,18 @@ def add_plot(parser: argparse.ArgumentParser) -> None:
 
 
 def check_apart(options: argparse.Namespace) -> None:
-    """Raises a ValueError where a file to be written is one to be read."""
+    """Raises a ValueError where a file to be written is one to be read, or written twice."""
 
     def files(*names: str) -> list[str | Path]:
         given = (getattr(options, name, None) for name in names)
         return [file for some in given if some for file in (some if isinstance(some, list) else [some])]
 
-    read = {Path(file).resolve() for file in files("gradients", "profile", "cluster")}
+    taken = dict.fromkeys((Path(file).resolve() for file in files("gradients", "profile", "cluster")), "read")
     for file in files("json", "plot", "save_cluster"):
-        if Path(file).resolve() in read:
-            raise ValueError(f"{file} is read, and writing would replace it. Give another file.")
+        path = Path(file).resolve()
+        if path in taken and file != STDOUT:
+            raise ValueError(f"{file} is {taken[path]}, and writing would replace it. Give another file.")
+        taken[path] = "written already"
 
 
 def show(result: Result | None, options: argparse.Namespace) -> None:

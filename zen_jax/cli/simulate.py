@@ -56,7 +56,7 @@ def _draw(simulation: zen.planning.simulate.Simulation, figure: Any) -> None:
     axes = figure.subplots()
     for scheme in simulation.schemes:
         axes.plot(workers, over(point.estimate.total(scheme)[0] for point in simulation.points), label=scheme)
-    axes.plot(workers, over(point.bound[0] for point in simulation.points), "k:", label="lower bound")
+    axes.plot(workers, over(point.estimate.bound[0] for point in simulation.points), "k:", label="lower bound")
     axes.plot(workers, [point.speed_up for point in simulation.points], "k*", label="choice")
     axes.set(xlabel="workers", ylabel="speed-up over dense", xscale="log", yscale="log", xticks=workers)
     axes.set_xticks(workers, list(map(str, workers)))

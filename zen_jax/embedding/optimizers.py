@@ -8,6 +8,7 @@ import optax
 
 from zen_jax._typing import PyTree
 from zen_jax.row_sparse import intact, is_row_sparse
+from zen_jax.trees import densified, values_of
 
 
 def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -59,7 +60,8 @@ def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExt
         gradients = optax.tree_utils.tree_map_params(
             inner, lambda held, gradient: gradient, state, updates, is_leaf=lambda x: isinstance(x, optax.MaskedNode)
         )
-        rows, state_of_rows = _rows_of(updates), jax.tree.map(_touched, state, gradients)
+        rows = jax.tree.map(values_of, updates, is_leaf=is_row_sparse)
+        state_of_rows = jax.tree.map(_touched, state, gradients)
         params_of_rows = None if params is None else jax.tree.map(_touched, params, updates)
         rows, state_of_rows = inner.update(rows, state_of_rows, params_of_rows, **extra)
         return (
@@ -86,10 +88,7 @@ def densify() -> optax.GradientTransformation:
     ((3, 1), -0.1)
     """
 
-    def dense(leaf: Any) -> Any:
-        return leaf.to_dense() if is_row_sparse(leaf) else leaf
-
-    return optax.stateless(lambda updates, params: jax.tree.map(dense, updates, is_leaf=is_row_sparse))
+    return optax.stateless(lambda updates, params: jax.tree.map(densified, updates, is_leaf=is_row_sparse))
 
 
 def _is_multi_steps(state: Any) -> bool:
@@ -98,10 +97,6 @@ def _is_multi_steps(state: Any) -> bool:
 
 def _intact(leaf: Any) -> Any:
     return intact(leaf) if is_row_sparse(leaf) else leaf
-
-
-def _rows_of(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf.rows if is_row_sparse(leaf) else leaf, tree, is_leaf=is_row_sparse)
 
 
 def _touched(whole: Any, gradient: Any) -> Any:

@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from zen_jax._bits import BITS_PER_WORD, bitmap_words
 from zen_jax._typing import Array
 from zen_jax.formats import message
 from zen_jax.formats.words import WORD_BYTES, words_for
-from zen_jax.kernels._bits import BITS_PER_WORD, bitmap_words
 
 
 def message_bytes(size: int, capacity: int, width: int, dtype: jnp.dtype) -> int:

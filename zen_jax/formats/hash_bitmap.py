@@ -5,10 +5,10 @@ The bitmap goes first and by itself: its count tells every worker how much room 
 
 import jax.numpy as jnp
 
+from zen_jax._bits import bitmap_words
 from zen_jax._typing import Array
 from zen_jax.formats import message
 from zen_jax.formats.words import WORD_BYTES, words_for
-from zen_jax.kernels._bits import bitmap_words
 
 
 def message_bytes(size: int, capacity: int, width: int, dtype: jnp.dtype) -> int:

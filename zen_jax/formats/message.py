@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
 from zen_jax.formats.words import from_words, to_words, words_for
-from zen_jax.kernels._lowering import custom_call_or
 
 
 def pack(head: Array, positions: Array, values: Array, counts: Array, capacity: int, *, beyond: int = 0) -> Array:

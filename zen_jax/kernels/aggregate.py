@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
 from zen_jax.errors import check_at_least, check_dtype, check_float, check_rank, check_shape, check_units
-from zen_jax.kernels._lowering import custom_call_or
 
 
 def accumulator_dtype(dtype: jnp.dtype) -> jnp.dtype:

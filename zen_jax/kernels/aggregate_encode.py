@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 import numpy as np
 
+from zen_jax._bits import bitmap_words
+from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
 from zen_jax.errors import check_capacity
-from zen_jax.kernels._bits import bitmap_words
-from zen_jax.kernels._lowering import custom_call_or
 from zen_jax.kernels.aggregate import aggregate, check_messages
 from zen_jax.kernels.aggregate import reference as aggregate_reference
 from zen_jax.kernels.hash_bitmap_encode import hash_bitmap_encode

@@ -12,10 +12,10 @@ import numpy as np
 from jax import lax
 
 from zen_jax import selection
+from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
 from zen_jax.errors import check_at_least, check_dtype, check_float, check_shape
 from zen_jax.hashing import murmur3_finish
-from zen_jax.kernels._lowering import custom_call_or
 from zen_jax.kernels.aggregate import accumulator_dtype
 
 

@@ -4,9 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from zen_jax import hashing
+from zen_jax._bits import bitmap_words, unpack_bits
+from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
 from zen_jax.errors import (
     check_at_least,
+    check_capacity,
     check_dtype,
     check_float,
     check_rank,
@@ -15,8 +18,6 @@ from zen_jax.errors import (
     check_units,
     check_workers,
 )
-from zen_jax.kernels._bits import bitmap_words, unpack_bits
-from zen_jax.kernels._lowering import custom_call_or
 
 
 def hash_bitmap_decode(words: Array, values: Array, size: int, *, seed: int = 0) -> Array:
@@ -24,7 +25,7 @@ def hash_bitmap_decode(words: Array, values: Array, size: int, *, seed: int = 0)
 
     Args:
       words: uint32 [n, ceil(T/32)] with T = ceil(size/n), as `hash_bitmap_encode` makes them.
-      values: float [n, C] or [n, C, D], each server's non-zero units in order.
+      values: float [n, C] or [n, C, D], each server's non-zero units in order; C at least 1.
       size: number of units U of the tensor.
       seed: seed of the tile rotation.
 
@@ -47,6 +48,7 @@ def hash_bitmap_decode(words: Array, values: Array, size: int, *, seed: int = 0)
     check_seed(seed)
     n, capacity, *row = values.shape
     check_workers(n)
+    check_capacity(capacity)
     check_shape("words", words.shape, (n, bitmap_words(-(-size // n))))
     check_dtype("words", words.dtype, jnp.uint32)
     rows = values.reshape(n, capacity, *(row or (1,)))

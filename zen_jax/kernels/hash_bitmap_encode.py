@@ -2,10 +2,10 @@
 
 import jax.numpy as jnp
 
+from zen_jax._bits import bitmap_words, first_set, pack_bits, unit_is_nonzero
+from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
 from zen_jax.errors import check_capacity, check_float, check_rank
-from zen_jax.kernels._bits import bitmap_words, first_set, pack_bits, unit_is_nonzero
-from zen_jax.kernels._lowering import custom_call_or
 
 
 def hash_bitmap_encode(shard: Array, capacity: int) -> tuple[Array, Array, Array]:

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from zen_jax import hashing
+from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
 from zen_jax.errors import check_at_least, check_integers, check_rank, check_seed, check_workers
-from zen_jax.kernels._lowering import custom_call_or
 
 
 def hierarchical_hash(
@@ -48,7 +48,7 @@ def hierarchical_hash(
     check_seed(seed)
     for name, value, least in (("r1", r1, 1), ("r2", r2, 0), ("k", k, 1)):
         check_at_least(name, value, least)
-    memory, counts, overflow = custom_call_or(
+    return custom_call_or(
         lambda indices: reference(indices, n, r1, r2, k, seed=seed),
         "zen_hierarchical_hash",
         [indices.astype(jnp.int32)],
@@ -59,7 +59,6 @@ def hierarchical_hash(
         k=np.int64(k),
         seed=np.uint32(seed),
     )
-    return memory, counts, overflow
 
 
 def reference(indices: Array, n: int, r1: int, r2: int, k: int, *, seed: int = 0) -> tuple[Array, Array, Array]:

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from zen_jax import hashing
+from zen_jax._bits import first_set, unit_is_nonzero
+from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
 from zen_jax.errors import check_capacity, check_float, check_rank, check_seed, check_units, check_workers
-from zen_jax.kernels._bits import first_set, unit_is_nonzero
-from zen_jax.kernels._lowering import custom_call_or
 
 
 def partition(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array, Array, Array]:

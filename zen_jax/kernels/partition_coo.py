@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from zen_jax import hashing
+from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
 from zen_jax.errors import (
     check_at_least,
@@ -15,7 +16,6 @@ from zen_jax.errors import (
     check_shape,
     check_workers,
 )
-from zen_jax.kernels._lowering import custom_call_or
 
 
 def partition_coo(

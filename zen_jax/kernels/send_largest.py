@@ -1,16 +1,16 @@
 """Error feedback by size: the largest elements of what gathers in a residual are sent, as an array or as a list."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from zen_jax import selection
+from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
 from zen_jax.errors import check_at_least, check_dtype
-from zen_jax.kernels._lowering import custom_call_or
 from zen_jax.kernels.error_feedback import check_leaf, split
 from zen_jax.kernels.partition import partition
 
@@ -55,26 +55,8 @@ def send_largest(
 
     Source: Lin et al., "Deep Gradient Compression" (ICLR 2018), section 3.
     """
-    check_leaf(update, residual, velocity)
-    least, most = _bounds(least, most, update.size)
-    scale = _scale_or_one(scale, residual)
-    operands, attributes = _largest_call(update, residual, velocity, scale, least, most, momentum)
-
-    def pure_jax(update, residual, moved, scale, bounds):
-        velocity = moved if moved.size else None
-        sent, residual, velocity = reference(update, residual, velocity, scale, bounds[0], bounds[1], momentum=momentum)
-        return sent, residual, moved if velocity is None else velocity
-
-    sent, residual, moved = custom_call_or(
-        pure_jax,
-        "zen_send_largest",
-        operands,
-        [(array.shape, array.dtype) for array in operands[:3]],
-        _cuda_scratch(operands, attributes),
-        aliases={1: 1, 2: 2},
-        **attributes,
-    )
-    return sent, residual, None if velocity is None else moved
+    (sent,), residual, velocity = _send(update, residual, least, most, velocity, momentum, scale)
+    return sent, residual, velocity
 
 
 def list_largest(
@@ -111,29 +93,8 @@ def list_largest(
 
     Source: Lin et al., "Deep Gradient Compression" (ICLR 2018), section 3.
     """
-    check_leaf(update, residual, velocity)
     check_at_least("room", room, 1)
-    least, most = _bounds(least, most, update.size)
-    scale = _scale_or_one(scale, residual)
-
-    operands, attributes = _largest_call(update, residual, velocity, scale, least, most, momentum)
-
-    def pure_jax(update, residual, moved, scale, bounds):
-        velocity = moved if moved.size else None
-        sent, residual, velocity = reference(update, residual, velocity, scale, bounds[0], bounds[1], momentum=momentum)
-        return *as_list(sent, room), residual, moved if velocity is None else velocity
-
-    *sent, residual, moved = custom_call_or(
-        pure_jax,
-        "zen_list_largest",
-        operands,
-        [((room,), jnp.int32), ((room,), update.dtype), ((), jnp.int32)]
-        + [(array.shape, array.dtype) for array in operands[1:3]],
-        _cuda_scratch(operands, attributes),
-        aliases={1: 3, 2: 4},
-        **attributes,
-    )
-    return tuple(sent), residual, None if velocity is None else moved
+    return _send(update, residual, least, most, velocity, momentum, scale, room)
 
 
 def as_list(sent: Array, room: int) -> Listed:
@@ -157,45 +118,63 @@ def _bounds(least: Array | int, most: Array | int, size: int) -> tuple[Array, Ar
     return jnp.asarray(least, jnp.int32), jnp.asarray(most, jnp.int32)
 
 
-def _scale_or_one(scale: Array | None, residual: Array) -> Array:
-    if scale is None:
-        return jnp.ones((), residual.dtype)
+def _send(
+    update: Array,
+    residual: Array,
+    least: Array | int,
+    most: Array | int,
+    velocity: Array | None,
+    momentum: float,
+    scale: Array | None,
+    room: int | None = None,
+) -> tuple[tuple[Array, ...], Array, Array | None]:
+    """What is sent, ([...],) or a list with `room`, and the new residual and velocity."""
+    check_leaf(update, residual, velocity)
+    least, most = _bounds(least, most, update.size)
+    scale = jnp.ones((), residual.dtype) if scale is None else scale
     check_dtype("scale", jnp.result_type(scale), residual.dtype)
-    return scale
-
-
-def _largest_call(
-    update: Array, residual: Array, velocity: Array | None, scale: Array, least: Array, most: Array, momentum: float
-) -> tuple[list[Array], dict[str, np.generic]]:
-    """Operands and attributes of the custom calls that send the largest."""
-    chunks = selection.sample_chunks(update.size)
-    ranks = selection.ranks_around(least, chunks * selection.CHUNK, update.size)
     # A custom call takes no None: no velocity is one of no elements.
     moved = jnp.zeros_like(update, residual.dtype, shape=(0,)) if velocity is None else velocity
-    attributes = {"rank": np.int64(update.ndim), "momentum": np.float64(momentum), "chunks": np.int64(chunks)}
-    return [update, residual, moved, scale, jnp.stack([least, most, *ranks])], attributes
+    moves, chunks = moved.size > 0, selection.sample_chunks(update.size)
+    ranks = selection.ranks_around(least, chunks * selection.CHUNK, update.size)
+    if room is None:
+        target, results = "zen_send_largest", [(update.shape, update.dtype)]
+    else:
+        target, results = "zen_list_largest", [((room,), jnp.int32), ((room,), update.dtype), ((), jnp.int32)]
 
+    def pure_jax(update, residual, moved, scale, bounds):
+        how = {"velocity": moved, "momentum": momentum, "scale": scale} if moves else {}
+        sent, residual, velocity = reference(update, residual, bounds[0], bounds[1], **how)
+        return *((sent,) if room is None else as_list(sent, room)), residual, velocity if moves else moved
 
-def _cuda_scratch(operands: list[Array], attributes: dict[str, np.generic]) -> Callable[[Any], int]:
-    update, _, moved, *_ = operands
-    chunks, moves = int(attributes["chunks"]), moved.size > 0
-    return lambda cuda: cuda.send_largest_scratch_bytes(update.size, update.dtype.itemsize, chunks, moves)
+    *sent, residual, moved = custom_call_or(
+        pure_jax,
+        target,
+        [update, residual, moved, scale, jnp.stack([least, most, *ranks])],
+        [*results, (residual.shape, residual.dtype), (moved.shape, moved.dtype)],
+        lambda cuda: cuda.send_largest_scratch_bytes(update.size, update.dtype.itemsize, chunks, moves),
+        aliases={1: len(results), 2: len(results) + 1},
+        rank=np.int64(update.ndim),
+        momentum=np.float64(momentum),
+        chunks=np.int64(chunks),
+    )
+    return tuple(sent), residual, None if velocity is None else moved
 
 
 def reference(
     update: Array,
     residual: Array,
-    velocity: Array | None,
-    scale: Array,
-    least: Array,
-    most: Array,
+    least: Array | int,
+    most: Array | int,
     *,
-    momentum: float,
-    largest: Callable[[Array, Array, Array], Array] = selection.largest,
+    velocity: Array | None = None,
+    momentum: float = 0.0,
+    scale: Array | None = None,
+    largest: Callable[..., Array] = selection.largest,
 ) -> tuple[Array, Array, Array | None]:
     """The pure-JAX lowering of `send_largest`; `largest` marks what to send of a flat total."""
     if velocity is not None:
-        gradient = update.astype(residual.dtype) * scale
+        gradient = update.astype(residual.dtype) * (jnp.ones((), residual.dtype) if scale is None else scale)
         velocity = residual.dtype.type(momentum) * velocity + gradient
     total = residual + (update.astype(residual.dtype) if velocity is None else velocity)
     chosen = largest(total.reshape(-1), least, most).reshape(total.shape)

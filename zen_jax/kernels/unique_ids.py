@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 
+from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
 from zen_jax.errors import check_dtype, check_rank, check_units
-from zen_jax.kernels._lowering import custom_call_or
 
 
 def unique_ids(ids: Array, fill: int) -> tuple[Array, Array, Array]:

@@ -51,14 +51,14 @@ def calibrate(mesh: Mesh, axis_name: AxisName = "data", intra_axis: AxisName | N
     1
     """
     n, slowest, intra_gbps = _axis.mesh_size(mesh, axis_name), _slowest_over(mesh), None
-    links = _measure_links(mesh, axis_name, slowest)
+    _axis.joined(axis_name, intra_axis)
     processes = len({device.process_index for device in mesh.devices.flat})
     hosts, devices = (processes, n // processes) if n % processes == 0 else (n, 1)
     if intra_axis is not None:
         hosts, devices = n, _axis.mesh_size(mesh, intra_axis, "intra_axis")
-        _axis.joined(axis_name, intra_axis)
         inside = _measure_links(mesh, intra_axis, slowest, ("psum",))
         intra_gbps = inside["psum"].gbps if inside else None
+    links = _measure_links(mesh, axis_name, slowest)
     gbps = min((link.gbps for link in links.values()), default=Cluster.inter_gbps)
     latency = max((link.latency_us for link in links.values()), default=Cluster.latency_us)
     return Cluster(

@@ -4,6 +4,7 @@ A candidate is a scheme at one unit, with formats and capacities. Its bytes are 
 `Info`: messages with their room, indices, bitmaps and agreed counts, (n-1) of each. Its time adds latency and kernels.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
@@ -20,7 +21,7 @@ from zen_jax.planning.sparsity import LeafProfile, UnitProfile
 from zen_jax.schemes import agsparse, sparcml
 from zen_jax.schemes.dense import dense_bytes
 from zen_jax.schemes.partitioning import Contiguous, Partitioning, TileRotation
-from zen_jax.schemes.pull import pull_format
+from zen_jax.schemes.pull import PULL_FORMATS
 from zen_jax.schemes.servers import COUNT_BYTES, push_bytes, sparse_limit
 
 HEADROOM = 1.03  # by how much a planned capacity exceeds the fullest message profiled
@@ -121,15 +122,14 @@ def _dense(leaf: LeafProfile, n: int) -> Iterator[Candidate]:
 def _zen(unit: UnitProfile, leaf: LeafProfile, n: int) -> Iterator[Candidate]:
     """Equation 1, the union as measured in place of gamma^n d, and messages as full as the fullest."""
     hashed = TileRotation(unit.units, n, seed=0)
-    for pushed in PUSH_FORMATS_TO_TRY:
-        for pulled in PULL_FORMATS_TO_TRY:
-            candidate, falls_back = _on_servers(hashed, unit, leaf, n, (unit.push, unit.pull), pushed, pulled)
-            yield Candidate("zen", unit.width, *candidate, pushed, pulled)
-            if falls_back:
-                capacity, (agreeing, *_), (partition, *_) = candidate
-                ordered = next(_dense(leaf, n))
-                candidate = capacity, (agreeing, *ordered.exchanges), (partition, *ordered.work)
-            yield Candidate("auto", unit.width, *candidate, pushed, pulled)
+    for formats in itertools.product(PUSH_FORMATS_TO_TRY, PULL_FORMATS_TO_TRY):
+        candidate, falls_back = _on_servers(hashed, unit, leaf, n, (unit.push, unit.pull), *formats)
+        yield Candidate("zen", unit.width, *candidate, *formats)
+        if falls_back:
+            capacity, (agreeing, *_), (partition, *_) = candidate
+            ordered = next(_dense(leaf, n))
+            candidate = capacity, (agreeing, *ordered.exchanges), (partition, *ordered.work)
+        yield Candidate("auto", unit.width, *candidate, *formats)
 
 
 def _contiguous(scheme: str, unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
@@ -147,16 +147,16 @@ def _on_servers(
     n: int,
     fullest: tuple[int, int],
     push_format: str,
-    pull_name: str,
+    pull_format: str,
 ) -> tuple[tuple, bool]:
     """Capacity, exchanges and work of a scheme with servers, and whether "auto" would go dense."""
     width, dtype, size = unit.width, np.dtype(leaf.dtype), partitioning.size
     capacity = tuple(planned(count, size) for count in fullest)
-    pulled = pull_format(pull_name, partitioning, width, dtype)
+    pull = PULL_FORMATS[pull_format](partitioning, width, dtype)
 
-    pushed = push_bytes(partitioning, capacity[0], width, dtype, push_format)
-    header = pulled.message_bytes(0) if pull_name != "dense" else WORD_BYTES
-    body = pulled.message_bytes(capacity[1]) - header
+    pushed = push_bytes(push_format, pull, capacity[0])
+    header = pull.message_bytes(0) if pull_format != "dense" else WORD_BYTES
+    body = pull.message_bytes(capacity[1]) - header
     exchanges = (
         Exchange("all_gather", (n - 1) * COUNT_BYTES),
         Exchange("all_to_all", (n - 1) * (pushed - COUNT_BYTES)),
@@ -175,8 +175,8 @@ def _on_servers(
         "dense": (Work("decode", whole, whole),),
     }
     copied = Work("copy", 2 * n * (pushed + body), 0)
-    work = (Work("partition", whole, sent), *pushing[push_format], *pulling[pull_name], copied)
-    falls_back = capacity[0] > sparse_limit(partitioning, width, dtype, push_format, pulled)
+    work = (Work("partition", whole, sent), *pushing[push_format], *pulling[pull_format], copied)
+    falls_back = capacity[0] > sparse_limit(push_format, pull)
     return (capacity, exchanges, work), falls_back
 
 

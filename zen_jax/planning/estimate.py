@@ -1,11 +1,12 @@
 """`estimate`: seconds and bytes of every scheme for every leaf, beside the lower bound."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from zen_jax.errors import check_choice
 from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.costs import Candidate, candidates, lower_bound
@@ -54,9 +55,14 @@ class Estimate:
         return {leaf: known.get(scheme, known["dense_ordered"]) for leaf, known in self.leaves.items()}
 
     def total(self, scheme: str) -> tuple[float, float]:
-        """Seconds and bytes of all leaves under one scheme."""
-        each = self.under(scheme).values()
-        return sum(one.seconds for one in each), sum(one.nbytes for one in each)
+        """Seconds and bytes of all leaves under one scheme. A ValueError for an unknown one."""
+        check_choice("scheme", scheme, registry.names())
+        return together(self.under(scheme).values())
+
+    @property
+    def bound(self) -> tuple[float, float]:
+        """Seconds and bytes of all leaves at least."""
+        return together(self.bounds.values())
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -84,6 +90,11 @@ class Estimate:
     def caveat(self) -> str:
         """What a reader of the seconds must know, for the end of a heading."""
         return "" if self.counts_computing else "; time to compute is left out: zen_jax.calibrate measures it"
+
+
+def together(leaves: Collection[Estimated | Bound]) -> tuple[float, float]:
+    """Seconds and bytes of some leaves."""
+    return sum(leaf.seconds for leaf in leaves), sum(leaf.nbytes for leaf in leaves)
 
 
 def estimate(profile: SparsityProfile, cluster: Cluster) -> Estimate:

@@ -17,8 +17,7 @@ from zen_jax.planning.profile import candidate_widths, leaf_profile
 from zen_jax.planning.sparsity import LeafProfile, SparsityProfile
 from zen_jax.planning.statistics import Counts, Touched, count, pack, touched, unpack
 from zen_jax.row_sparse import is_row_sparse
-from zen_jax.sparse import densified
-from zen_jax.trees import Leaf
+from zen_jax.trees import Leaf, densified
 
 LIMIT = 1 << 20  # units of a leaf looked at; of a larger one a sample
 ELEMENT_LIMIT = 1 << 18  # the same for single elements

@@ -13,7 +13,7 @@ from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.costs import Candidate
 from zen_jax.planning.documents import Kept
 from zen_jax.planning.estimate import Estimate, Estimated, estimate
-from zen_jax.planning.sparsity import LeafProfile, SparsityProfile
+from zen_jax.planning.sparsity import SparsityProfile
 from zen_jax.planning.table import table
 from zen_jax.row_sparse import is_row_sparse
 from zen_jax.schemes import registry
@@ -195,7 +195,7 @@ def plan(
         if leaf.nbytes < profile.dense_below and _in_a_bucket(together, cluster, estimated) <= best.seconds:
             fused.append(name)
             best = together
-        chosen[name] = _leaf_plan(leaf, best)
+        chosen[name] = LeafPlan(leaf.shape, leaf.dtype, **best.candidate.options)
     kinds = [((chosen[name].dtype, chosen[name].scheme), profile.leaves[name].nbytes) for name in fused]
     for number, bucket in enumerate(buckets(kinds, bucket_bytes)):
         for i in bucket:
@@ -217,7 +217,3 @@ def _in_a_bucket(dense: Estimated, cluster: Cluster, estimated: Estimate) -> flo
     """Seconds that a leaf adds to a bucket: those of its bytes, for the bucket's latency is there already."""
     latency = sum(cluster.seconds(exchange.collective, 0, estimated.n) for exchange in dense.candidate.exchanges)
     return dense.seconds - latency
-
-
-def _leaf_plan(leaf: LeafProfile, estimated: Estimated) -> LeafPlan:
-    return LeafPlan(leaf.shape, leaf.dtype, **estimated.candidate.options)

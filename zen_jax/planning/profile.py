@@ -1,7 +1,7 @@
 """`profile`: the sparsity profile of stacked gradients, and what of counts makes one."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -15,7 +15,7 @@ from zen_jax.formats.tensor_block import BLOCK
 from zen_jax.planning.buckets import DENSE_BELOW
 from zen_jax.planning.sparsity import FULLEST, LeafProfile, SparsityProfile, UnitProfile
 from zen_jax.planning.statistics import Counts, count_stacked, partitions
-from zen_jax.trees import named_leaves
+from zen_jax.trees import is_sparse_leaf, named_leaves
 from zen_jax.units import check_unit, unit_width
 
 
@@ -48,6 +48,11 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
     if not steps:
         raise ValueError("profile got no gradients. Give the stacked gradients of at least one step.")
     measured = [named_leaves(step) for step in steps]
+    for name, leaf in measured[0]:
+        if is_sparse_leaf(leaf):
+            raise ValueError(
+                f"{name} is a {type(leaf).__name__}, but profile counts arrays. Stack what to_dense() gives."
+            )
     sizes = {leaf.shape[:1] for named in measured for _, leaf in named}
     if len(sizes) != 1 or () in sizes:
         raise ValueError(f"stacked gradients must share one leading axis, one slice per worker; got {sorted(sizes)}.")
@@ -56,13 +61,14 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
         raise ValueError("steps must be gradients of one tree, alike in names, shapes and dtypes. Profile them apart.")
     ((n,),) = sizes
     leaves = {}
-    for position, (name, stacked) in enumerate(measured[0]):
+    for of_steps in zip(*measured, strict=True):
+        name, stacked = of_steps[0]
         check_float(name, stacked.dtype)
         alone = len(measured[0]) == 1
         widths = () if _left_out(stacked, None if alone else unit) else candidate_widths(stacked.shape[1:], n, unit)
         counted = [
-            jax.device_get(count_stacked(_as_counted(named[position][1]), widths=widths, seed=seed)) if widths else {}
-            for named in measured
+            jax.device_get(count_stacked(_as_counted(leaf), widths=widths, seed=seed)) if widths else {}
+            for _, leaf in of_steps
         ]
         leaves[name] = leaf_profile(stacked.shape[1:], stacked.dtype, counted)
     return SparsityProfile(n, leaves, seed, len(steps))
@@ -158,16 +164,13 @@ def _mean_unions(sharers: np.ndarray) -> np.ndarray:
 
 
 def _merge(steps: Sequence[UnitProfile]) -> UnitProfile:
-    def mean(pick: Callable[[UnitProfile], float]) -> float:
-        return fmean(map(pick, steps))
-
     first = steps[0]
     return UnitProfile(
         width=first.width,
         units=first.units,
-        unions=tuple(mean(lambda step: step.unions[k]) for k in range(len(first.unions))),  # noqa: B023
-        overlap=mean(lambda step: step.overlap),
-        partition_skewness={p: mean(lambda step: step.partition_skewness[p]) for p in first.partition_skewness},  # noqa: B023
+        unions=tuple(map(fmean, zip(*(step.unions for step in steps), strict=True))),
+        overlap=fmean(step.overlap for step in steps),
+        partition_skewness={p: fmean(step.partition_skewness[p] for step in steps) for p in first.partition_skewness},
         groups=tuple(map(max, zip(*(step.groups for step in steps), strict=True))),
         **{name: max(getattr(step, name) for step in steps) for name in FULLEST},
     )

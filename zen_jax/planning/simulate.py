@@ -9,7 +9,7 @@ import numpy as np
 
 from zen_jax import errors
 from zen_jax.planning.cluster import Cluster
-from zen_jax.planning.estimate import Estimate, estimate
+from zen_jax.planning.estimate import Estimate, estimate, together
 from zen_jax.planning.plan import ORDERED, to_choose_from
 from zen_jax.planning.profile import fullest_bin
 from zen_jax.planning.sparsity import SparsityProfile, UnitProfile
@@ -30,14 +30,7 @@ class Simulated:
     @property
     def planned(self) -> tuple[float, float]:
         """Seconds and bytes of all leaves, each under its choice."""
-        chosen = [self.estimate.leaves[leaf][scheme] for leaf, scheme in self.choice.items()]
-        return sum(one.seconds for one in chosen), sum(one.nbytes for one in chosen)
-
-    @property
-    def bound(self) -> tuple[float, float]:
-        """Seconds and bytes of all leaves at least."""
-        bounds = self.estimate.bounds.values()
-        return sum(one.seconds for one in bounds), sum(one.nbytes for one in bounds)
+        return together([self.estimate.leaves[leaf][scheme] for leaf, scheme in self.choice.items()])
 
     @property
     def speed_up(self) -> float:
@@ -68,7 +61,7 @@ class Simulation:
             {
                 "n": point.n,
                 "schemes": {scheme: plain(point.estimate.total(scheme)) for scheme in self.schemes},
-                "lower bound": plain(point.bound),
+                "lower bound": plain(point.estimate.bound),
                 "planned": plain(point.planned),
                 "speed_up": point.speed_up,
                 "choice": point.choice,
@@ -80,7 +73,7 @@ class Simulation:
     def __str__(self) -> str:
         rows = [("n", *self.schemes, "lower bound", "speed-up", "choice")]
         for point in self.points:
-            seconds = (*(point.estimate.total(scheme)[0] for scheme in self.schemes), point.bound[0])
+            seconds = (*(point.estimate.total(scheme)[0] for scheme in self.schemes), point.estimate.bound[0])
             choice = ", ".join(dict.fromkeys(point.choice.values()))
             rows.append((str(point.n), *(f"{each * 1e3:.2f}" for each in seconds), f"{point.speed_up:.2f}", choice))
         caveat = self.points[0].estimate.caveat if self.points else ""

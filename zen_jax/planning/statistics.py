@@ -14,8 +14,8 @@ import numpy as np
 from jax import lax
 
 from zen_jax import _axis, kernels
+from zen_jax._bits import BITS_PER_WORD, pack_bits, unpack_bits
 from zen_jax._typing import Array, AxisName
-from zen_jax.kernels._bits import BITS_PER_WORD, pack_bits, unpack_bits
 
 PARTITIONS = (2, 4, 8, 16, 32, 64, 128)  # for which the skewness ratio is taken, beside n
 _SAMPLED_TOGETHER = 1024  # elements that a sample takes in one piece
@@ -27,7 +27,7 @@ class Counts(NamedTuple):
     units: Array  # [] units looked at
     together: Array  # [n, n] units that workers i and j both touch; on the diagonal those of worker i
     sharers: Array  # [n] units that exactly 1 to n workers touch
-    groups: Array  # [stages + 1] most units that one partial sum of recursive doubling holds, before each stage
+    groups: Array  # [K] most units that any partial sum of recursive doubling holds, by stage of `_partial_sums`
     push: Array  # [] units in the fullest message to a hashed server
     pull: Array  # [] units in the fullest shard of a hashed server
     contiguous_push: Array  # [] as push, where server j owns the j-th n-th of the units

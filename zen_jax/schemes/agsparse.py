@@ -1,6 +1,6 @@
 """AGsparse: one all-gather of every worker's COO, which every worker sums; traffic and memory grow with the workers."""
 
-from collections.abc import Callable
+from functools import partial
 
 import jax.numpy as jnp
 from jax import lax
@@ -14,9 +14,8 @@ from zen_jax.info import Info, density, make_info
 from zen_jax.schemes.dense import dense_bytes, dense_ordered
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
 from zen_jax.schemes.request import Request
-from zen_jax.sparse import SparseGradient, densified, is_sparse, listed
-
-EXCHANGES = 1
+from zen_jax.sparse import SparseGradient, is_sparse, listed
+from zen_jax.trees import densified
 
 
 def agsparse(x: Array | SparseGradient, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
@@ -39,19 +38,16 @@ def agsparse(x: Array | SparseGradient, axis_name: AxisName, request: Request) -
     counts_by_worker = _axis.all_gather(counts[0], axis_name)
     fullest = request.agreed(jnp.max(counts_by_worker))
 
-    def gather(capacity: int) -> Callable[..., Array]:
-        def branch(_: Array | SparseGradient, positions: Array, values: Array, counts: Array) -> Array:
-            message = coo.pack(positions, values, counts, capacity)
-            gathered = _axis.all_gather(message[0], axis_name)
-            received = coo.unpack(gathered, capacity, width, x.dtype)
-            return kernels.aggregate(*received, units, divisor=request.divisor(n))
-
-        return branch
+    def gather(capacity: int, _: Array | SparseGradient, positions: Array, values: Array, counts: Array) -> Array:
+        message = coo.pack(positions, values, counts, capacity)
+        gathered = _axis.all_gather(message[0], axis_name)
+        received = coo.unpack(gathered, capacity, width, x.dtype)
+        return kernels.aggregate(*received, units, divisor=request.divisor(n))
 
     def dense(x: Array | SparseGradient, *_: Array) -> Array:
         return dense_ordered(densified(x), axis_name, request)[0]
 
-    branches = [gather(c) for c in rungs] + ([dense] if top < most else [])
+    branches = [partial(gather, c) for c in rungs] + ([dense] if top < most else [])
     rung = rung_for(fullest, rungs)
     reduced = lax.switch(rung, branches, x, positions, values, counts)
     dense_taken, moved = rung == len(rungs), dense_bytes(x.size, x.dtype, n)

@@ -1,6 +1,6 @@
 """Which server owns which unit: the tile rotation, the paper's MurmurHash with tables, or contiguous ranges."""
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import jax
 import jax.numpy as jnp
@@ -8,25 +8,27 @@ import numpy as np
 
 from zen_jax import hashing, kernels
 from zen_jax._typing import Array
-from zen_jax.errors import check_choice
 from zen_jax.kernels.hash_bitmap_decode import decode_at
-from zen_jax.sparse import SparseGradient, densified, intact, is_sparse
+from zen_jax.sparse import SparseGradient, intact, is_sparse
+from zen_jax.trees import densified
 
-HASHES = ("tile", "murmur")
 
-
-class Partitioning(Protocol):
+class Partitioning(ABC):
     """A fixed assignment of U units to n servers. `size` is the room for units on each server."""
 
-    n: int
-    size: int
+    def __init__(self, units: int, n: int, seed: int = 0) -> None:
+        self.units, self.n, self.seed = units, n, seed
+        self.size = -(-units // n)
 
+    @abstractmethod
     def partition(self, x: Array | SparseGradient, capacity: int) -> tuple[Array, Array, Array]:
         """As `zen_jax.kernels.partition`, on x [U, D]."""
 
+    @abstractmethod
     def decode(self, words: Array, values: Array) -> Array:
         """As `zen_jax.kernels.hash_bitmap_decode`, on values [n, C, D]."""
 
+    @abstractmethod
     def indices(self, positions: Array) -> Array:
         """int32 [n, C]: which unit lies at each of server s's positions in row s of `positions` int32 [n, C].
 
@@ -34,18 +36,8 @@ class Partitioning(Protocol):
         """
 
 
-def partitioning(name: str, units: int, n: int, seed: int) -> Partitioning:
-    """The partitioning called `name` ("tile" or "murmur") of `units` units over n servers."""
-    check_choice("hash", name, HASHES)
-    return (TileRotation if name == "tile" else MurmurTables)(units, n, seed)
-
-
-class TileRotation:
+class TileRotation(Partitioning):
     """`zen_jax.hashing`'s h0: every server owns exactly ceil(U/n) units, in closed form."""
-
-    def __init__(self, units: int, n: int, seed: int) -> None:
-        self.units, self.n, self.seed = units, n, seed
-        self.size = -(-units // n)
 
     def partition(self, x: Array | SparseGradient, capacity: int) -> tuple[Array, Array, Array]:
         if not is_sparse(x):
@@ -62,14 +54,14 @@ class TileRotation:
         return hashing.index_of(np.arange(self.n)[:, None], positions, self.n, self.seed)
 
 
-class MurmurTables:
+class MurmurTables(Partitioning):
     """The paper's own: h0 is MurmurHash, Algorithm 1 partitions, and tables (8 bytes a unit) name the positions.
 
     For comparison; units must be fewer than 2**31.
     """
 
     def __init__(self, units: int, n: int, seed: int) -> None:
-        self.units, self.n, self.seed = units, n, seed
+        super().__init__(units, n, seed)
         self.server, self.position, sizes = hashing.server_tables(units, n, seed)
         self.size = int(sizes.max())
 
@@ -98,12 +90,8 @@ class MurmurTables:
         return jnp.take_along_axis(jnp.asarray(table), positions, axis=1, mode="fill", fill_value=self.units)
 
 
-class Contiguous:
+class Contiguous(Partitioning):
     """Even ranges of ceil(U/n) consecutive units, as if non-zeros lay evenly: what the paper shows to be imbalanced."""
-
-    def __init__(self, units: int, n: int) -> None:
-        self.units, self.n = units, n
-        self.size = -(-units // n)
 
     def partition(self, x: Array | SparseGradient, capacity: int) -> tuple[Array, Array, Array]:
         ranges = jnp.pad(densified(x), ((0, self.n * self.size - self.units), (0, 0))).reshape(self.n, self.size, -1)
@@ -115,6 +103,9 @@ class Contiguous:
 
     def indices(self, positions: Array) -> Array:
         return np.arange(self.n, dtype=np.int32)[:, None] * np.int32(self.size) + positions
+
+
+HASHES: dict[str, type[Partitioning]] = {"tile": TileRotation, "murmur": MurmurTables}
 
 
 def each_decoded(words: Array, values: Array, size: int) -> Array:

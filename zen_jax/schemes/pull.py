@@ -4,18 +4,17 @@ A shard travels in two messages. The first, the header, has a fixed size and tel
 that all workers agree on the room for the second, the body.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
 
 import jax.numpy as jnp
 from jax import lax
 
 from zen_jax import kernels
+from zen_jax._bits import bitmap_words, pack_bits, unpack_bits
 from zen_jax._typing import Array, AxisName
-from zen_jax.errors import check_choice
 from zen_jax.formats import bitmap, coo, hash_bitmap
 from zen_jax.formats.words import WORD_BYTES
-from zen_jax.kernels._bits import bitmap_words, pack_bits, unpack_bits
 from zen_jax.schemes.partitioning import Partitioning
 from zen_jax.schemes.push import Received
 
@@ -23,45 +22,37 @@ Shard = tuple[Array, ...]
 """What `encode` keeps of a shard for `pack`."""
 
 
-class PullFormat(Protocol):
-    """One way to send shards [T, D] of a partitioning."""
+@dataclass(frozen=True)
+class PullFormat(ABC):
+    """One way to send shards [T, D] of a partitioning, in units of `width` elements of `dtype`."""
 
     partitioning: Partitioning
     width: int
     dtype: jnp.dtype
-
-    def __init__(self, partitioning: Partitioning, width: int, dtype: jnp.dtype) -> None:
-        """For units of `width` elements of `dtype`."""
 
     @property
     def smallest_room(self) -> int:
         """Units that every body has room for."""
+        return 1
 
+    @abstractmethod
     def message_bytes(self, capacity: int) -> int:
         """Bytes of header and body, with room for `capacity` units."""
 
+    @abstractmethod
     def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Shard]:
         """Of the sum: header uint32 [H] without the count, number of non-zero units, what `pack` needs."""
 
+    @abstractmethod
     def pack(self, shard: Shard, count: Array, capacity: int) -> Array:
         """The body, of any shape and dtype, with room for `capacity` units."""
 
+    @abstractmethod
     def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
         """The whole [U, D] from all servers' headers [n, H] and bodies [n, ...]."""
 
 
-@dataclass(frozen=True)
-class _OfUnits:
-    """What all formats are made of."""
-
-    partitioning: Partitioning
-    width: int
-    dtype: jnp.dtype
-
-    smallest_room: ClassVar[int] = 1
-
-
-class HashBitmap(_OfUnits):
+class HashBitmap(PullFormat):
     """One bit for each unit of the server's own, and the non-zero units: the paper's Algorithm 2."""
 
     def message_bytes(self, capacity: int) -> int:
@@ -100,7 +91,7 @@ class Bitmap(HashBitmap):
         return self.partitioning.indices(jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (n, size)))
 
 
-class Coo(_OfUnits):
+class Coo(PullFormat):
     """Position and values of each non-zero unit."""
 
     def message_bytes(self, capacity: int) -> int:
@@ -120,7 +111,7 @@ class Coo(_OfUnits):
         return kernels.aggregate(self.partitioning.indices(positions), values, counts, self.partitioning.units)
 
 
-class Dense(_OfUnits):
+class Dense(PullFormat):
     """The whole shard, zeros included."""
 
     @property
@@ -147,11 +138,4 @@ def _no_words(like: Array) -> Array:
     return jnp.zeros_like(like, jnp.uint32, shape=(0,))
 
 
-_FORMATS: dict[str, type[PullFormat]] = {"coo": Coo, "bitmap": Bitmap, "hash_bitmap": HashBitmap, "dense": Dense}
-PULL_FORMATS = tuple(_FORMATS)
-
-
-def pull_format(name: str, partitioning: Partitioning, width: int, dtype: jnp.dtype) -> PullFormat:
-    """The format called `name` for shards of a partitioning."""
-    check_choice("pull_format", name, PULL_FORMATS)
-    return _FORMATS[name](partitioning, width, dtype)
+PULL_FORMATS: dict[str, type[PullFormat]] = {"coo": Coo, "bitmap": Bitmap, "hash_bitmap": HashBitmap, "dense": Dense}

@@ -51,13 +51,13 @@ class Summed(NamedTuple):
         return kernels.hash_bitmap_encode(self.sum, self.sum.shape[0])
 
 
-def message_bytes(push_format: str, size: int, capacity: int, width: int, dtype: jnp.dtype) -> int:
-    """Bytes of a message to one server of `size` units, with room for `capacity` of `width` elements."""
+def message_format(push_format: str, size: int, capacity: int, width: int, dtype: jnp.dtype) -> tuple[str, int]:
+    """The format, "auto" decided, of a message to one server of `size` units, with room for `capacity`; its bytes."""
     each = {
         "coo": coo.message_bytes(capacity, width, dtype),
         "bitmap": bitmap.message_bytes(size, capacity, width, dtype),
     }
-    return min(each.values()) if push_format == "auto" else each[push_format]
+    return min(each.items(), key=lambda item: item[1]) if push_format == "auto" else (push_format, each[push_format])
 
 
 def push(
@@ -78,9 +78,7 @@ def push(
     """
     positions, values, counts = buckets
     width, dtype = values.shape[2], values.dtype
-    if push_format == "auto":
-        push_format = min(("coo", "bitmap"), key=lambda name: message_bytes(name, size, capacity, width, dtype))
-    if push_format == "coo":
+    if message_format(push_format, size, capacity, width, dtype)[0] == "coo":
         received = _axis.all_to_all(coo.pack(positions, values, counts, capacity), axis_name)
         return Messages(*coo.unpack(received, capacity, width, dtype), size, divisor)
     received = _axis.all_to_all(bitmap.pack(positions, values, counts, size, capacity), axis_name)

@@ -5,7 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 from zen_jax.errors import check_choice
-from zen_jax.schemes import agsparse, dense, omnireduce, servers, sparcml, sparse_ps, zen
+from zen_jax.schemes import agsparse, dense, omnireduce, sparcml, sparse_ps, zen
 from zen_jax.schemes.request import Request as Request
 from zen_jax.schemes.request import Scheme
 
@@ -16,23 +16,15 @@ class _Entry(NamedTuple):
     takes_sparse: bool = False  # whether the units may be a `SparseGradient`
 
 
-def _no_capacity(n: int) -> None:
-    return None
-
-
-def _push_and_pull(n: int) -> int:
-    return servers.EXCHANGES
-
-
 _SCHEMES: dict[str, _Entry] = {
-    "dense": _Entry(dense.dense, _no_capacity),
-    "dense_ordered": _Entry(dense.dense_ordered, _no_capacity),
-    "zen": _Entry(zen.zen, _push_and_pull, takes_sparse=True),
-    "auto": _Entry(partial(zen.zen, dense_fallback=True), _push_and_pull, takes_sparse=True),
-    "agsparse": _Entry(agsparse.agsparse, lambda n: agsparse.EXCHANGES, takes_sparse=True),
+    "dense": _Entry(dense.dense, lambda n: None),
+    "dense_ordered": _Entry(dense.dense_ordered, lambda n: None),
+    "zen": _Entry(zen.zen, lambda n: 2, takes_sparse=True),
+    "auto": _Entry(partial(zen.zen, dense_fallback=True), lambda n: 2, takes_sparse=True),
+    "agsparse": _Entry(agsparse.agsparse, lambda n: 1, takes_sparse=True),
     "sparcml": _Entry(sparcml.sparcml, lambda n: len(sparcml.stages(n))),
-    "omnireduce": _Entry(omnireduce.omnireduce, _push_and_pull),
-    "sparse_ps": _Entry(sparse_ps.sparse_ps, _push_and_pull),
+    "omnireduce": _Entry(omnireduce.omnireduce, lambda n: 2),
+    "sparse_ps": _Entry(sparse_ps.sparse_ps, lambda n: 2),
 }
 
 

@@ -3,8 +3,8 @@
 Rows are hashed to servers as zen hashes its units. Messages are COO both ways, because a bitmap grows with the table.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import jax.numpy as jnp
 from jax import lax
@@ -61,28 +61,22 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     counts = first[1:] - first[:-1]
     fullest, push_stats = agree_on_push(counts, total_rows, axis_name, request)
 
-    def push_with(capacity: int) -> Callable[..., Listed]:
-        def branch(positions: Array, rows: Array) -> Listed:
-            messages = coo.pack(positions[None], rows[None], counts, capacity, beyond=server_rows)
-            received = coo.unpack(_axis.all_to_all(messages, axis_name), capacity, width, dtype)
-            return _merge(received, shard_room, unused=server_rows, divisor=request.divisor(n))
+    def push(capacity: int, positions: Array, rows: Array) -> Listed:
+        messages = coo.pack(positions[None], rows[None], counts, capacity, beyond=server_rows)
+        received = coo.unpack(_axis.all_to_all(messages, axis_name), capacity, width, dtype)
+        return _merge(received, shard_room, unused=server_rows, divisor=request.divisor(n))
 
-        return branch
-
-    def pull_with(capacity: int) -> Callable[..., tuple[Array, Array]]:
-        def branch(shard_counts: Array, positions: Array, sums: Array, count: Array) -> tuple[Array, Array]:
-            message = coo.pack(positions[None], sums[None], count[None], capacity)[0]
-            messages = _axis.all_gather(message, axis_name)
-            return coo.unpack_joined(messages, shard_counts, result_room, capacity, width, dtype)
-
-        return branch
+    def pull(capacity: int, shard_counts: Array, positions: Array, sums: Array, count: Array) -> tuple[Array, Array]:
+        message = coo.pack(positions[None], sums[None], count[None], capacity)[0]
+        messages = _axis.all_gather(message, axis_name)
+        return coo.unpack_joined(messages, shard_counts, result_room, capacity, width, dtype)
 
     push_rung = rung_for(fullest, push_rungs)
     positions = hashing.position_of(gradient.ids, n)
-    shard = lax.switch(push_rung, [push_with(c) for c in push_rungs], positions[order], rows[order])
+    shard = lax.switch(push_rung, [partial(push, c) for c in push_rungs], positions[order], rows[order])
     shard_counts = _axis.all_gather(shard[2], axis_name)
     pull_rung = rung_for(request.agreed(jnp.max(shard_counts)), pull_rungs)
-    positions, reduced = lax.switch(pull_rung, [pull_with(c) for c in pull_rungs], shard_counts, *shard)
+    positions, reduced = lax.switch(pull_rung, [partial(pull, c) for c in pull_rungs], shard_counts, *shard)
     exists, server, _ = owners(shard_counts, result_room)
     ids = jnp.where(exists, hashing.index_of(server, positions, n, request.seed), total_rows)
     ascending = jnp.argsort(ids)

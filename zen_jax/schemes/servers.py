@@ -18,12 +18,12 @@ from zen_jax.info import Info, density, make_info
 from zen_jax.schemes.dense import dense_bytes, dense_ordered
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
 from zen_jax.schemes.partitioning import Partitioning
-from zen_jax.schemes.pull import PullFormat, Shard, pull_format
-from zen_jax.schemes.push import message_bytes, push
+from zen_jax.schemes.pull import PULL_FORMATS, PullFormat, Shard
+from zen_jax.schemes.push import message_format, push
 from zen_jax.schemes.request import Request
-from zen_jax.sparse import SparseGradient, densified, is_sparse
+from zen_jax.sparse import SparseGradient, is_sparse
+from zen_jax.trees import densified
 
-EXCHANGES = 2  # push, pull
 COUNT_BYTES = 8  # what the agreement on the push capacity moves, from each worker to each
 
 Buckets = tuple[Array, Array, Array]
@@ -64,8 +64,8 @@ def reduce_on_servers(
     check_units(named, who, "scheme='auto'")
     partitioning = assign(units, n)
     size = partitioning.size
-    pulled = pull_format(request.pull_format, partitioning, width, x.dtype)
-    top = sparse_limit(partitioning, width, x.dtype, request.push_format, pulled) if dense_fallback else size
+    pull = PULL_FORMATS[request.pull_format](partitioning, width, x.dtype)
+    top = sparse_limit(request.push_format, pull) if dense_fallback else size
     if top == 0:
         return dense_ordered(densified(x), axis_name, request)
     if is_sparse(x):
@@ -74,7 +74,7 @@ def reduce_on_servers(
         top = min(top, x.room)
     *buckets, counts = partitioning.partition(x, top)
     fullest, push_stats = agree_on_push(counts, units, axis_name, request)
-    exchange = partial(_exchange_sparse, pulled, top, (*buckets, counts), fullest, push_stats, axis_name, request)
+    exchange = partial(_exchange_sparse, pull, top, (*buckets, counts), fullest, push_stats, axis_name, request)
     if not dense_fallback:
         return exchange()
 
@@ -100,21 +100,20 @@ def _named(units: int, n: int, request: Request) -> tuple[int, str]:
     return -(-units // n), f"each of {n} servers"
 
 
-def push_bytes(partitioning: Partitioning, capacity: int, width: int, dtype: jnp.dtype, push_format: str) -> int:
-    """Bytes from one worker to one server, with room for `capacity` units, and what agrees on that room."""
-    return message_bytes(push_format, partitioning.size, capacity, width, dtype) + COUNT_BYTES
+def push_bytes(push_format: str, pull: PullFormat, capacity: int) -> int:
+    """Bytes to one server, with room for `capacity` of the units that `pull` sends back, and of agreeing on it."""
+    return message_format(push_format, pull.partitioning.size, capacity, pull.width, pull.dtype)[1] + COUNT_BYTES
 
 
-def sparse_limit(partitioning: Partitioning, width: int, dtype: jnp.dtype, push_format: str, pulled: PullFormat) -> int:
+def sparse_limit(push_format: str, pull: PullFormat) -> int:
     """The largest push capacity with which push and pull cannot move more bytes than a dense all-reduce."""
-    n, size = partitioning.n, partitioning.size
+    n, size = pull.partitioning.n, pull.partitioning.size
 
     def moved(capacity: int) -> int:
-        pushed = push_bytes(partitioning, capacity, width, dtype, push_format)
-        return pushed + pulled.message_bytes(min(size, n * capacity))
+        return push_bytes(push_format, pull, capacity) + pull.message_bytes(min(size, n * capacity))
 
     low, high = 0, size
-    budget = 2 * size * width * dtype.itemsize
+    budget = 2 * size * pull.width * pull.dtype.itemsize
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if moved(middle) <= budget else (low, middle - 1)
@@ -138,7 +137,7 @@ def agree_on_push(counts: Array, units: int, axis_name: AxisName, request: Reque
 
 
 def _exchange_sparse(
-    pulled: PullFormat,
+    pull: PullFormat,
     top: int,
     buckets: Buckets,
     fullest: Array,
@@ -147,39 +146,33 @@ def _exchange_sparse(
     request: Request,
 ) -> tuple[Array, Info]:
     """Push, aggregation and pull of buckets of which the fullest holds no more than `top`."""
-    partitioning, width, dtype = pulled.partitioning, pulled.width, pulled.dtype
+    partitioning, width, dtype = pull.partitioning, pull.width, pull.dtype
     n, size, unit_bytes = partitioning.n, partitioning.size, width * dtype.itemsize
     push_rungs = ladder(top, request.planned(0), unit_bytes)
     pull_rungs = ladder(min(size, n * top), request.planned(1), unit_bytes)
-    pull_rungs = tuple(sorted({max(capacity, pulled.smallest_room) for capacity in pull_rungs}))
+    pull_rungs = tuple(sorted({max(capacity, pull.smallest_room) for capacity in pull_rungs}))
 
-    def push_with(capacity: int) -> Callable[..., tuple[Array, Array, Shard]]:
-        def branch(*buckets: Array) -> tuple[Array, Array, Shard]:
-            received = push(request.push_format, buckets, capacity, size, axis_name, request.divisor(n))
-            return pulled.encode(received, axis_name)
+    def push_with(capacity: int, *buckets: Array) -> tuple[Array, Array, Shard]:
+        received = push(request.push_format, buckets, capacity, size, axis_name, request.divisor(n))
+        return pull.encode(received, axis_name)
 
-        return branch
-
-    def pull_with(capacity: int) -> Callable[..., Array]:
-        def branch(headers: Array, count: Array, *shard: Array) -> Array:
-            bodies = _axis.all_gather(pulled.pack(shard, count, capacity), axis_name)
-            return pulled.decode(headers, bodies, capacity)
-
-        return branch
+    def pull_with(capacity: int, headers: Array, count: Array, *shard: Array) -> Array:
+        bodies = _axis.all_gather(pull.pack(shard, count, capacity), axis_name)
+        return pull.decode(headers, bodies, capacity)
 
     push_rung = rung_for(fullest, push_rungs)
-    words, count, shard = lax.switch(push_rung, [push_with(c) for c in push_rungs], *buckets)
+    words, count, shard = lax.switch(push_rung, [partial(push_with, c) for c in push_rungs], *buckets)
     # The count goes with the header: one collective less.
     headers, shard_counts = hash_bitmap.unpack_bitmap(
         _axis.all_gather(hash_bitmap.pack_bitmap(words, count), axis_name)
     )
     fullest_shard = request.agreed(jnp.max(shard_counts))
     pull_rung = rung_for(fullest_shard, pull_rungs)
-    reduced = lax.switch(pull_rung, [pull_with(c) for c in pull_rungs], headers, count, *shard)
+    reduced = lax.switch(pull_rung, [partial(pull_with, c) for c in pull_rungs], headers, count, *shard)
 
-    pushed_bytes = [push_bytes(partitioning, c, width, dtype, request.push_format) for c in push_rungs]
-    pulled_bytes = [pulled.message_bytes(c) for c in pull_rungs]
-    planned_room = max(request.planned(1), pulled.smallest_room) if request.planned(1) else None
+    pushed_bytes = [push_bytes(request.push_format, pull, c) for c in push_rungs]
+    pulled_bytes = [pull.message_bytes(c) for c in pull_rungs]
+    planned_room = max(request.planned(1), pull.smallest_room) if request.planned(1) else None
     stats = stats | {"rounds": jnp.maximum(stats["rounds"], rounds(fullest_shard, planned_room))}
     moved = (pushed_bytes, push_rung), (pulled_bytes, pull_rung)
     return reduced, exchange_info(reduced.shape, dtype, shard_counts, *moved, stats)

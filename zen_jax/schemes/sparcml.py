@@ -1,6 +1,6 @@
 """SparCML: Hierarchical Centralization by recursive doubling, with incremental aggregation and a switch to dense."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -121,19 +121,16 @@ def _run(
     # The lower worker's goes first, on both sides: equal bits even where NaNs meet.
     mine_first = me < source
 
-    def sparse(capacity: int) -> Callable[..., Array]:
-        def branch(total: Array, positions: Array, values: Array, count: Array) -> Array:
-            message = coo.pack(positions, values, count, capacity)
-            theirs = coo.unpack(_axis.permute(message, axis_name, stage.pairs), capacity, width, total.dtype)
-            mine = positions[:, :capacity], values[:, :capacity], jnp.where(replaces, 0, count)
-            theirs = *theirs[:2], jnp.where(receives, theirs[2], 0)
-            pair = (
-                jnp.where(mine_first, jnp.concatenate([a, b]), jnp.concatenate([b, a]))
-                for a, b in zip(mine, theirs, strict=True)
-            )
-            return kernels.aggregate(*pair, units)
-
-        return branch
+    def sparse(capacity: int, total: Array, positions: Array, values: Array, count: Array) -> Array:
+        message = coo.pack(positions, values, count, capacity)
+        theirs = coo.unpack(_axis.permute(message, axis_name, stage.pairs), capacity, width, total.dtype)
+        mine = positions[:, :capacity], values[:, :capacity], jnp.where(replaces, 0, count)
+        theirs = *theirs[:2], jnp.where(receives, theirs[2], 0)
+        pair = (
+            jnp.where(mine_first, jnp.concatenate([a, b]), jnp.concatenate([b, a]))
+            for a, b in zip(mine, theirs, strict=True)
+        )
+        return kernels.aggregate(*pair, units)
 
     def dense(total: Array, *_: Array) -> Array:
         theirs = _axis.permute(total, axis_name, stage.pairs)
@@ -141,7 +138,7 @@ def _run(
         return jnp.where(replaces, theirs, jnp.where(receives, summed, total))
 
     rung = jnp.where(go_dense, len(rungs), rung_for(jnp.max(most), rungs))
-    total = lax.switch(rung, [*map(sparse, rungs), dense], total, positions, values, count)
+    total = lax.switch(rung, [*(partial(sparse, c) for c in rungs), dense], total, positions, values, count)
     message_bytes = [coo.message_bytes(c, width, total.dtype) for c in rungs] + [units * unit_bytes]
     first, second = np.array(stage.pairs).T
     return total, _Sent(

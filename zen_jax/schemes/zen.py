@@ -4,7 +4,7 @@ from functools import partial
 
 from zen_jax._typing import Array, AxisName
 from zen_jax.info import Info
-from zen_jax.schemes.partitioning import partitioning
+from zen_jax.schemes.partitioning import HASHES
 from zen_jax.schemes.request import Request
 from zen_jax.schemes.servers import reduce_on_servers
 from zen_jax.sparse import SparseGradient
@@ -17,5 +17,5 @@ def zen(
 
     Source: ZEN (OSDI 2025), section 3.
     """
-    hashed = partial(partitioning, request.hash, seed=request.seed)
+    hashed = partial(HASHES[request.hash], seed=request.seed)
     return reduce_on_servers(x, axis_name, hashed, request, dense_fallback=dense_fallback)

@@ -196,16 +196,19 @@ def _bounds(share: float | Array, size: int) -> tuple[Array | int, Array | int]:
 
 def _clip_factor(updates: PyTree, clip_norm: float, axis_name: AxisName, model_axis: AxisName | None) -> Array:
     """What to multiply a worker's gradients with: the same on all its shards, and 1 if an element is not finite."""
-    leaves = [jnp.asarray(leaf, jnp.float32) for leaf in jax.tree.leaves(updates)]
+    dtype = jnp.result_type(jnp.float32, *jax.tree.leaves(updates))
+    least = jnp.finfo(dtype).tiny
+    leaves = [jnp.asarray(leaf, dtype) for leaf in jax.tree.leaves(updates)]
     # Squares would overflow; those of shares of the largest do not. The least normal float stands in for zero.
-    largest = [jnp.finfo(jnp.float32).tiny, *(jnp.max(jnp.abs(leaf), initial=0) for leaf in leaves)]
+    largest = [least, *(jnp.max(jnp.abs(leaf), initial=0) for leaf in leaves)]
     largest = functools.reduce(jnp.maximum, largest)
     if model_axis is not None:
         largest = lax.pmax(largest, model_axis)
-    squared = sum((jnp.sum(jnp.square(leaf / largest)) for leaf in leaves), jnp.float32(0))
+    squared = sum((jnp.sum(jnp.square(leaf / largest)) for leaf in leaves), dtype.type(0))
     if model_axis is not None:
         squared = lax.psum(squared, model_axis)
-    limit = jnp.float32(clip_norm / math.sqrt(_axis.axis_size(axis_name)))
-    factor = jnp.minimum(limit / largest / jnp.sqrt(squared), jnp.float32(1))
+    limit = dtype.type(clip_norm / math.sqrt(_axis.axis_size(axis_name)))
+    # A subnormal factor would count as zero, and the gradient be lost.
+    factor = jnp.clip(limit / largest / jnp.sqrt(squared), least, dtype.type(1))
     # What is not finite may be lost to the maximum, but not to the sum.
-    return jnp.where(jnp.isfinite(squared), factor, jnp.float32(1))
+    return jnp.where(jnp.isfinite(squared), factor, dtype.type(1))

@@ -33,22 +33,19 @@ def zeros(params: PyTree) -> PyTree:
 
 def map_leaves(fun: Callable[..., tuple], updates: PyTree, *states: PyTree) -> tuple[PyTree, ...]:
     """fun(name, update, *state) -> results for every leaf; returns a tree of each result, of the updates' structure."""
-    for name, leaf in named_leaves(updates):
+    treedef = jax.tree.structure(updates, is_leaf=is_sparse_leaf)
+    results = []
+    for (name, leaf), *state in zip(named_leaves(updates), *map(treedef.flatten_up_to, states), strict=True):
         if is_sparse_leaf(leaf):
             raise ValueError(f"{name} is a {type(leaf).__name__}, sparse already. Leave it out with optax.masked.")
-    updates = jax.tree.map(jnp.asarray, updates)
-    treedef = jax.tree.structure(updates)
-    columns = [treedef.flatten_up_to(tree) for tree in (updates, *states)]
-    names = [name for name, _ in named_leaves(updates)]
-    for name, leaf, state in zip(names, *columns[:2], strict=True):
         errors.check_float(name, leaf.dtype)
-        if leaf.shape != state.shape:
+        if leaf.shape != state[0].shape:
             raise ValueError(
-                f"{name} has shape {leaf.shape}, but the state was made for {state.shape}. "
+                f"{name} has shape {leaf.shape}, but the state was made for {state[0].shape}. "
                 "Call init with the parameters that the updates belong to."
             )
-    rows = [fun(name, *row) for name, row in zip(names, zip(*columns, strict=True), strict=True)]
-    return tuple(treedef.unflatten(column) for column in zip(*rows, strict=True)) if rows else (updates, *states)
+        results.append(fun(name, jnp.asarray(leaf), *state))
+    return tuple(map(treedef.unflatten, zip(*results, strict=True))) if results else (updates, *states)
 
 
 def send(
@@ -67,29 +64,14 @@ def send(
     """
     compact = compact and update.nbytes >= DENSE_BELOW
     if model_axis is not None:
-        sent, residual, velocity = _send_over_shards(update, residual, least, most, model_axis, **how)
+        over_shards = partial(largest, model_axis=model_axis)
+        sent, residual, velocity = send_reference(update, residual, least, most, **how, largest=over_shards)
         sent = as_list(sent, min(most, update.size)) if compact else sent
     elif compact:
         sent, residual, velocity = list_largest(update, residual, least, most, min(most, update.size), **how)
     else:
         sent, residual, velocity = send_largest(update, residual, least, most, **how)
     return SparseGradient(*sent, update.shape) if compact else sent, residual, velocity
-
-
-def _send_over_shards(
-    update: Array,
-    residual: Array,
-    least: Array | int,
-    most: Array | int,
-    model_axis: AxisName,
-    *,
-    velocity: Array | None = None,
-    momentum: float = 0.0,
-    scale: Array | None = None,
-) -> tuple[Array, Array, Array | None]:
-    scale = jnp.ones((), residual.dtype) if scale is None else scale
-    over_shards = partial(largest, model_axis=model_axis)
-    return send_reference(update, residual, velocity, scale, least, most, momentum=momentum, largest=over_shards)
 
 
 def kept(density: float, size: int) -> int:

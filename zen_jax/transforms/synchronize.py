@@ -18,8 +18,7 @@ from zen_jax.planning.plan import LeafPlan, Plan
 from zen_jax.row_sparse import is_row_sparse
 from zen_jax.schemes import registry
 from zen_jax.schemes.row_sparse import reduce_rows
-from zen_jax.sparse import densified
-from zen_jax.trees import Leaf, is_sparse_leaf, named_leaves, values_of
+from zen_jax.trees import Leaf, densified, is_sparse_leaf, named_leaves, values_of
 from zen_jax.units import check_unit
 
 FUSED = "(fused)"
@@ -142,14 +141,15 @@ def synchronize(
                 flat, info = reduce(flat, **routes[bucket[0]].options)
                 for name, part in zip(bucket, parts, strict=True):
                     reduced[name], flat = flat[: part.size].reshape(part.shape), flat[part.size :]
-                infos.append((min(bucket, key=names.__contains__), info))
+                # Under a name that the state lacks, if any leaf has one: those were fused at init.
+                infos.append((next((name for name in bucket if name not in names), bucket[0]), info))
             for name, leaf in named:
+                if name in reduced:
+                    continue
                 if is_row_sparse(leaf):
                     reduced[name], info = reduce_rows(leaf, axes, registry.Request(op=op, seed=seed))
-                elif routes[name].bucket is None:
-                    reduced[name], info = reduce(leaf, **routes[name].options)
                 else:
-                    continue
+                    reduced[name], info = reduce(leaf, **routes[name].options)
                 infos.append((name, info))
             info = _largest_beside(_by_name(infos, names), axes)
         treedef = jax.tree.structure(updates, is_leaf=is_sparse_leaf)

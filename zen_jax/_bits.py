@@ -1,4 +1,4 @@
-"""Bit-level helpers that the pure-JAX lowerings share."""
+"""Bits in pure JAX: what counts as non-zero, and bitmaps as words."""
 
 import jax.numpy as jnp
 import numpy as np
