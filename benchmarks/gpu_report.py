@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_report build/gpu-results
 
-Writes report.md and roofline.png beside the JSON. What was not measured is said to be so.
+Writes report.md and, with matplotlib, roofline.png beside the JSON. What was not measured is said to be so.
 """
 
 import argparse
@@ -59,7 +59,8 @@ def peer_lines(result: Row) -> list[Row]:
             continue
         line = {"peer": row["kernel"], "density": row["density"]}
         if "absent" in row:
-            lines.append(line | {"median_ms": "absent", "times ours": row["absent"]})
+            reason = " ".join(row["absent"].split())  # a compiler says it in many lines
+            lines.append(line | {"median_ms": "absent", "times ours": reason})
             continue
         times = row.get("times_partition", row.get("times_aggregate"))
         line |= {"median_ms": row["median_ms"], "times ours": times}
@@ -125,7 +126,8 @@ def write_report(folder: Path) -> None:
     sections: list[tuple[str, list[Row] | None]] = []
     for result in kernels:
         size = f"{result['elements']:.4g} float32, n = {result['n']}, width {result['width']}"
-        sections += [(f"Kernels: {size}", kernel_lines(result)), (f"Peers: {size}", peer_lines(result))]
+        aggregates = f"aggregates of {result['servers_at_once']} servers at once"
+        sections += [(f"Kernels: {size}, {aggregates}", kernel_lines(result)), (f"Peers: {size}", peer_lines(result))]
     algorithm, feedback = load("algorithm_1"), load("sparsifiers")
     ours, pure_jax = load("all_reduce"), load("all_reduce-pure-jax")
     sections += [
@@ -134,14 +136,20 @@ def write_report(folder: Path) -> None:
         ("A whole all-reduce, emulated", all_reduce_lines(ours, pure_jax) if ours and pure_jax else None),
     ]
     text = ["# Measurements on a GPU"]
+    parts = [json.loads(path.read_text()) for path in sorted((folder / "parts").glob("*.json"))]
+    if undone := [part["part"] for part in parts if part["status"] and part["part"] != "report"]:
+        text.append(f"Failed or out of time, so that rows may be missing: {', '.join(undone)}.")
     if kernels:
         environment, ceilings = kernels[0]["environment"], kernels[0]["ceilings"]
         facts = [f"{environment['device']}, driver {environment['driver']}"]
         facts += [f"{name} {version}" for name, version in environment["versions"].items() if version]
         rates = [f"{way} {rate['median'] / 1e12:.2f}" for way, rate in ceilings.items()]
         text += [", ".join(facts) + ".", f"Ceilings in TB/s: {', '.join(rates)}."]
-        drawing.save(draw_roofline, kernels, folder / "roofline.png")
-        text.append("![Rates under the measured ceilings](roofline.png)")
+        try:
+            drawing.save(draw_roofline, kernels, folder / "roofline.png")
+            text.append("![Rates under the measured ceilings](roofline.png)")
+        except ImportError as error:
+            text.append(f"No roofline: {error}.")
     else:
         text.append("No kernel was measured.")
     for heading, rows in sections:

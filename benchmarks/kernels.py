@@ -7,13 +7,17 @@ kernel must; the ceilings are timed again beside every repeat. "times_floor" is 
 "of_ceiling" the inverse, and "of_read" and "of_copy" the rate at which it moves these bytes over the rates at which the
 device reads and copies. A peer that this machine lacks has a row that says why.
 
+aggregate and aggregate_encode run for up to 8 servers in one call, each of which has an inbox of its own: what reaches
+one server takes a GPU less time than a call does, and fits its cache. Their bytes and times are of all these servers.
+The JSON is written anew after each row, so that a run which is cut off keeps what it measured.
+
 On a CPU the process keeps the memory it frees, as examples/lm does, so that results do not land on pages that the
 kernel has yet to map; --fresh-memory leaves malloc as it is.
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +41,8 @@ from zen_jax.kernels.hash_bitmap_decode import reference as decode_reference
 from zen_jax.kernels.hash_bitmap_encode import reference as encode_reference
 from zen_jax.kernels.partition import reference as partition_reference
 
-ROOM = 1.1  # capacity over the fullest bucket
+ROOM = 1.1  # capacity over what the fullest server needs
+SERVERS = 8  # at most, whose inboxes one call aggregates
 
 
 def sparse_tensor(units: int, width: int, density: float, seed: int = 0) -> np.ndarray:
@@ -48,13 +53,30 @@ def sparse_tensor(units: int, width: int, density: float, seed: int = 0) -> np.n
     return x[:, 0] if width == 1 else x
 
 
+def partitioned(rows: jax.Array, n: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Each server's bucket of the units [U, D], with more room than the fullest needs: [n, C], [n, C, D] and [n]."""
+    capacity = int(np.asarray(kernels.partition(rows, n, 1)[2]).max() * ROOM) + 1
+    return jax.jit(lambda x: kernels.partition(x, n, capacity))(rows)
+
+
+def inboxes(buckets: Sequence[jax.Array], *, alike: bool) -> tuple[jax.Array, ...]:
+    """The messages of n workers to each server s of min(n, SERVERS) = S: [S, n, C], [S, n, C, D] and [S, n].
+
+    If they send alike, all send bucket s to server s. If not, worker w sends it bucket s + w of the n buckets, so that
+    the messages are as of workers whose gradients have nothing to do with one another.
+    """
+    n = buckets[0].shape[0]
+    worker = np.zeros(n, np.int32) if alike else np.arange(n, dtype=np.int32)
+    sent = (np.arange(min(n, SERVERS), dtype=np.int32)[:, None] + worker[None]) % n
+    return jax.jit(lambda *parts: tuple(part[sent] for part in parts))(*buckets)
+
+
 def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tuple, int, int]]:
     """For each kernel: name, custom call, pure-JAX lowering, operands, bytes read and bytes written at least."""
-    device = jnp.asarray(x)
     units, size = x.shape[0], -(-x.shape[0] // n)
-    rows = device.reshape(units, -1)
-    counts = np.asarray(kernels.partition(device, n, 1)[2])
-    capacity = int(counts.max() * ROOM)
+    rows = jnp.asarray(x).reshape(units, -1)
+    buckets = partitioned(rows, n)
+    capacity, counts = buckets[0].shape[1], np.asarray(buckets[2])
     total, unit_bytes = int(counts.sum()), rows.shape[1] * 4
     yield (
         "partition",
@@ -64,26 +86,25 @@ def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tupl
         x.nbytes,
         total * (unit_bytes + 4),
     )
-    positions, values, sent = jax.jit(lambda x: kernels.partition(x, n, capacity))(rows)
-    # Server 0's inbox when all n workers send alike: bucket 0 of each.
-    inbox = (jnp.tile(positions[:1], (n, 1)), jnp.tile(values[:1], (n, 1, 1)), jnp.tile(sent[:1], n))
+    servers = min(n, SERVERS)
     yield (
         "aggregate",
-        lambda *inbox: kernels.aggregate(*inbox, size),
-        lambda *inbox: aggregate_reference(*inbox, size),
-        inbox,
-        n * int(counts[0]) * (unit_bytes + 4),
-        size * unit_bytes,
+        jax.vmap(lambda *inbox: kernels.aggregate(*inbox, size)),
+        jax.vmap(lambda *inbox: aggregate_reference(*inbox, size)),
+        inboxes(buckets, alike=True),
+        n * int(counts[:servers].sum()) * (unit_bytes + 4),
+        servers * size * unit_bytes,
     )
-    # Another inbox, whose workers send independently: the buckets of n servers, taken as those of one.
-    sums = int(jax.jit(lambda *inbox: kernels.aggregate_encode(*inbox, size, 1))(positions, values, sent)[2])
+    independent = inboxes(buckets, alike=False)
+    sums = np.asarray(jax.jit(jax.vmap(lambda *inbox: kernels.aggregate_encode(*inbox, size, 1)))(*independent)[2])
+    room = int(sums.max() * ROOM) + 1
     yield (
         "aggregate_encode",
-        lambda *inbox: kernels.aggregate_encode(*inbox, size, size),
-        lambda *inbox: aggregate_encode_reference(*inbox, size, size),
-        (positions, values, sent),
-        total * (unit_bytes + 4),
-        size // 8 + sums * unit_bytes,
+        jax.vmap(lambda *inbox: kernels.aggregate_encode(*inbox, size, room)),
+        jax.vmap(lambda *inbox: aggregate_encode_reference(*inbox, size, room)),
+        independent,
+        servers * total * (unit_bytes + 4),
+        servers * (size // 8) + int(sums.sum()) * unit_bytes,
     )
     yield (
         "hash_bitmap_encode",
@@ -98,7 +119,7 @@ def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tupl
         one = lambda *bucket: kernels.aggregate_encode(*(part[None] for part in bucket), size, capacity)  # noqa: E731
         return jax.vmap(one)(positions, values, sent)[:2]
 
-    encoded = jax.block_until_ready(jax.jit(encode_all)(positions, values, sent))
+    encoded = jax.block_until_ready(jax.jit(encode_all)(*buckets))
     yield (
         "hash_bitmap_decode",
         lambda words, values: kernels.hash_bitmap_decode(words, values, units),
@@ -110,16 +131,15 @@ def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tupl
 
 
 def peers(x: np.ndarray, n: int, repeats: int) -> Iterator[dict[str, Any]]:
-    """A row for each peer: its time, and its median ratio to the time of partition on the same tensor."""
-    operand, capacity = jnp.asarray(x), int(np.count_nonzero(x) / n * ROOM)
+    """A row for each peer: its time, and its median ratio to the time of aggregate or of partition on the same data."""
+    yield scatter_add(x, n, repeats)
+    if x.ndim > 1:
+        return  # the others know no rows
+    operand, capacity = jnp.asarray(x), int(np.count_nonzero(x) / n * ROOM) + 1
     run = jax.jit(lambda x: kernels.partition(x, n, capacity))
     partition = lambda: run(operand)  # noqa: E731
     for name, peer in nonzeros.find_and_take(x, n):
-        if isinstance(peer, nonzeros.Absent):
-            yield {"kernel": name, "absent": peer.reason}
-            continue
-        took = measure.ratio(peer, partition, repeats)
-        yield {"kernel": name, "median_ms": milliseconds(took["median"]), "times_partition": round(took["ratio"], 2)}
+        yield beside(name, peer, "partition", partition, repeats)
     own = measure.seconds(partition, repeats)["median"]
     for name, flagged in (("CUB DeviceSelect::Flagged", True), ("CUB DeviceSelect::If", False)):
         times = nonzeros.cub_seconds(x, repeats, flagged=flagged)
@@ -133,16 +153,19 @@ def peers(x: np.ndarray, n: int, repeats: int) -> Iterator[dict[str, Any]]:
 
 def scatter_add(x: np.ndarray, n: int, repeats: int) -> dict[str, Any]:
     """XLA's scatter-add against aggregate, on messages of n workers that send independently."""
-    rows, size = jnp.asarray(x).reshape(x.shape[0], -1), -(-x.shape[0] // n)
-    capacity = int(np.asarray(kernels.partition(rows, n, 1)[2]).max() * ROOM) + 1
-    inbox = jax.jit(lambda x: kernels.partition(x, n, capacity))(rows)
-    run = jax.jit(lambda *inbox: kernels.aggregate(*inbox, size))
-    took = measure.ratio(nonzeros.scatter_add(*inbox, size), lambda: run(*inbox), repeats)
-    return {
-        "kernel": "XLA scatter-add",
-        "median_ms": milliseconds(took["median"]),
-        "times_aggregate": round(took["ratio"], 2),
-    }
+    size = -(-x.shape[0] // n)
+    received = inboxes(partitioned(jnp.asarray(x).reshape(x.shape[0], -1), n), alike=False)
+    run = jax.jit(jax.vmap(lambda *inbox: kernels.aggregate(*inbox, size)))
+    peer = nonzeros.scatter_add(*received, size)
+    return beside("XLA scatter-add", peer, "aggregate", lambda: run(*received), repeats)
+
+
+def beside(name: str, peer: nonzeros.Peer, kernel: str, run: Callable[[], Any], repeats: int) -> dict[str, Any]:
+    """The row of a peer that is timed in turn with a kernel."""
+    if isinstance(peer, nonzeros.Absent):
+        return {"kernel": name, "absent": peer.reason}
+    took = measure.ratio(peer, run, repeats)
+    return {"kernel": name, "median_ms": milliseconds(took["median"]), f"times_{kernel}": round(took["ratio"], 2)}
 
 
 def milliseconds(seconds: float) -> float:
@@ -164,6 +187,19 @@ def main() -> None:
 
     ceilings = Ceilings()
     results: list[dict[str, Any]] = []
+    setting = {
+        "environment": measure.environment(),
+        "elements": int(options.elements),
+        "width": options.width,
+        "n": options.n,
+        "servers_at_once": min(options.n, SERVERS),
+    }
+
+    def add(row: dict[str, Any]) -> None:
+        results.append(row)
+        print(measure.table([row]), flush=True)
+        measure.write_json(options.json, setting | {"ceilings": ceilings.rates(), "results": results})
+
     for density in options.density:
         x = sparse_tensor(int(options.elements) // options.width, options.width, density)
         for name, native, reference, operands, read, written in cases(x, options.n):
@@ -177,24 +213,10 @@ def main() -> None:
             if not options.skip_slow:
                 slow = measure.seconds(lambda: jax.jit(reference)(*operands), 1)  # noqa: B023
                 row["pure_jax_ms"] = milliseconds(slow["median"])
-            results.append(row)
-            print(measure.table([row]), flush=True)
-        others = [scatter_add(x, options.n, options.repeats)]
-        if options.width == 1:
-            others += peers(x, options.n, options.repeats)
-        for row in others:
-            results.append({"density": density} | row)
-            print(measure.table(results[-1:]), flush=True)
+            add(row)
+        for row in peers(x, options.n, options.repeats):
+            add({"density": density} | row)
     print(measure.table(results))
-    result = {
-        "environment": measure.environment(),
-        "ceilings": ceilings.rates(),
-        "elements": int(options.elements),
-        "width": options.width,
-        "n": options.n,
-        "results": results,
-    }
-    measure.write_json(options.json, result)
 
 
 if __name__ == "__main__":

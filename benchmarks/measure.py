@@ -109,6 +109,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:
+    """Writes it whole or not at all: a run that is cut off while it writes leaves what it wrote before."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        unfinished = path.with_name(f"{path.name}.unfinished")
+        unfinished.write_text(json.dumps(result, indent=1) + "\n")
+        unfinished.replace(path)

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 import zen_jax as zen
 from zen_jax import _native
-from zen_jax.kernels._lowering import custom_call_or
+from zen_jax._lowering import custom_call_or
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT = 300
