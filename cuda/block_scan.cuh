@@ -1,4 +1,4 @@
-// Prefix sums over the lanes of a warp and the threads of a block.
+// Prefix sums over the lanes of a warp and the threads of a block, and the lists that they make of bitmaps.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,9 @@
 
 namespace zen::cuda {
 
-__device__ inline int lane_id() { return static_cast<int>(threadIdx.x) % kWarpSize; }
-__device__ inline int warp_id() { return static_cast<int>(threadIdx.x) / kWarpSize; }
+// Divided as unsigned numbers, which takes an instruction each.
+__device__ inline int lane_id() { return static_cast<int>(threadIdx.x % kWarpSize); }
+__device__ inline int warp_id() { return static_cast<int>(threadIdx.x / kWarpSize); }
 
 __device__ inline uint32_t warp_inclusive_sum(uint32_t value) {
 #pragma unroll
@@ -24,19 +25,23 @@ struct BlockSum {
   uint32_t total;
 };
 
-// Sums `value` over the block. `warp_totals` holds kWarps words that nothing else uses until the next barrier after
-// this call; the call itself starts without one.
+// Sums `value` over the block, to less than 2^31. `warp_totals` holds kWarps words that nothing else uses until the
+// next barrier after this call; the call itself starts without one.
 __device__ inline BlockSum block_exclusive_sum(uint32_t value, uint32_t* warp_totals) {
   const uint32_t inclusive = warp_inclusive_sum(value);
   if (lane_id() == kWarpSize - 1) warp_totals[warp_id()] = inclusive;
   __syncthreads();
-  BlockSum sum = {inclusive - value, 0};
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    if (w < warp_id()) sum.before += warp_totals[w];
-    sum.total += warp_totals[w];
+  const uint32_t total = warp_totals[lane_id() % kWarps];  // lane w has that of warp w, and so has lane w + kWarps
+  const uint32_t before_warp = __reduce_add_sync(kFullWarp, lane_id() < warp_id() ? total : 0);
+  return {before_warp + inclusive - value, __reduce_add_sync(kFullWarp, total) / (kWarpSize / kWarps)};
+}
+
+// Writes the offsets of a word's set bits in order, where `rank` set bits come before the word and `first` is the
+// offset of its first bit.
+__device__ inline void expand_word(uint32_t word, uint32_t rank, uint32_t first, uint16_t* offsets) {
+  for (; word != 0; word &= word - 1) {
+    offsets[rank++] = static_cast<uint16_t>(first + __ffs(static_cast<int>(word)) - 1);
   }
-  return sum;
 }
 
 }  // namespace zen::cuda

@@ -22,6 +22,7 @@ class ElementChunk {
   static constexpr int kWordsPerWarp = kPerWarp / kBitsPerWord;
   static_assert(kWordsPerWarp <= kWarpSize, "a lane holds one word of the bitmap");
   static_assert(kPerBlock <= 1 << 16, "an offset in a chunk has 16 bits");
+  static constexpr uint32_t kFew = kPerBlock / 2;  // non-zeros, for which a list of half the room does
 
   // Loads elements first .. first + kPerBlock - 1 of `source`; those at or beyond `limit` count as zero.
   // `warp_totals` is used as in block_exclusive_sum.
@@ -48,6 +49,30 @@ class ElementChunk {
   __device__ uint32_t word() const { return word_; }
   // Non-zeros of the whole block.
   __device__ uint32_t nonzeros() const { return nonzeros_; }
+
+  __device__ bool has_few() const { return nonzeros_ <= kFew; }
+
+  // Writes the offsets of the block's non-zeros, in order. A lane takes the set bits of its word; where a word is
+  // nearly full that takes longer than going through all elements, and full neighbours would write to the same banks.
+  __device__ void list_nonzeros(uint16_t* offsets) const {
+    constexpr int kMany = 24;
+    if (__any_sync(kFullWarp, __popc(word_) > kMany)) {
+      for_each_nonzero([&](uint32_t rank, int offset, Bits) { offsets[rank] = static_cast<uint16_t>(offset); });
+    } else {
+      expand_word(word_, before_word_, warp_id() * kPerWarp + lane_id() * kBitsPerWord, offsets);
+    }
+  }
+
+  // Copies all elements, zeros included, to shared memory.
+  __device__ void stage(Bits* staged) const {
+    uint4* const to = reinterpret_cast<uint4*>(staged + warp_id() * kPerWarp) + lane_id();
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      uint4 raw;
+      memcpy(&raw, &data_[i], sizeof(raw));
+      to[i * kWarpSize] = raw;
+    }
+  }
 
   // Calls emit(rank in the block, offset in the chunk, element) for each of this thread's non-zeros.
   template <typename Emit>

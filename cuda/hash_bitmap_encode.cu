@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads, 2) encode_rows(const __grid_constant
   if (threadIdx.x < word_count && index < problem.words) params.words[block.batch * problem.words + index] = word;
   const BlockSum sum = block_exclusive_sum(__popc(word), warp_totals);
   block.announce(sum.total);
-  expand_word(word, sum.before, offsets);
+  expand_word(word, sum.before, threadIdx.x * kBitsPerWord, offsets);
 
   const int64_t before = block.place(sum.total);
   const uint32_t fitting = block.fitting(before, sum.total);

@@ -42,14 +42,15 @@ __device__ inline uint32_t take_ticket(uint32_t* ticket, uint32_t* slot) {
   return *slot;
 }
 
-// The lanes of a warp that look back together for one counter: a power of two of them, so that all counters of a
-// block are looked up at once. Lane i of the group reads the i-th predecessor.
+// The lanes of a warp that look back together for one counter: a power of two of them, so that a warp looks back for
+// several counters at once.
 struct LookBackGroup {
   int lanes;
   int lane;
   uint32_t shift;  // of the group's first lane in the warp
 
-  __device__ explicit LookBackGroup(int lanes) : lanes(lanes), lane(lane_id() % lanes), shift(lane_id() - lane) {}
+  __device__ explicit LookBackGroup(int lanes)
+      : lanes(lanes), lane(lane_id() & (lanes - 1)), shift(lane_id() - lane) {}
 
   __device__ uint32_t ballot(bool predicate) const {
     const uint32_t mine = __ballot_sync(kFullWarp, predicate) >> shift;
@@ -62,25 +63,45 @@ struct LookBackGroup {
 };
 
 // Count of the chunks before `chunk`, for the counter whose states lie at states[chunk * stride]. A whole warp calls
-// this, each group for its own counter; groups with wanted == false only keep it company.
-__device__ inline uint32_t look_back(const LookBackGroup& group, const uint32_t* states, int64_t stride, int64_t chunk,
-                                     bool wanted) {
+// this, each group for its own counter; groups with wanted == false only keep it company. Lane i of a group reads the
+// i-th kPerLane predecessors, all before it looks at any.
+template <int kPerLane>
+__device__ uint32_t look_back(const LookBackGroup& group, const uint32_t* states, int64_t stride, int64_t chunk,
+                              bool wanted) {
+  constexpr unsigned kBackOffNs = 32;  // short beside the load that follows
   uint32_t sum = 0;
   bool done = !wanted;
-  int64_t predecessor = chunk - 1 - group.lane;
+  int64_t nearest = chunk - 1 - group.lane * kPerLane;
   while (__any_sync(kFullWarp, !done)) {
-    uint32_t state = inclusive_state(0);  // what would stand before the first chunk
-    if (!done && predecessor >= 0) state = observe(states + predecessor * stride);
+    uint32_t seen[kPerLane];
+    const uint32_t* next = states + nearest * stride;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i, next -= stride) {
+      seen[i] = inclusive_state(0);  // what would stand before the first chunk
+      if (!done && nearest >= i) seen[i] = observe(next);
+    }
+    // Past the partial ones to the first that is inclusive or missing, or the last.
+    uint32_t state = seen[0], count = 0;
+#pragma unroll
+    for (int i = 1; i < kPerLane; ++i) {
+      if (!is_published(state) || is_inclusive(state)) continue;
+      count += state_count(state);
+      state = seen[i];
+    }
     const uint32_t inclusive = group.ballot(is_inclusive(state));
     const uint32_t missing = group.ballot(!is_published(state));
-    // Bits of the predecessors that count: up to the nearest inclusive one, or all of this window.
+    // Bits of the lanes that count: up to the nearest one with an inclusive state, or all of the group.
     const uint32_t needed = inclusive ? inclusive ^ (inclusive - 1u) : kFullWarp;
-    if (done || (missing & needed)) continue;
-    if ((needed >> group.lane) & 1u) sum += state_count(state);
+    if (done) continue;
+    if (missing & needed) {
+      __nanosleep(kBackOffNs);
+      continue;
+    }
+    if ((needed >> group.lane) & 1u) sum += count + state_count(state);
     if (inclusive) {
       done = true;
     } else {
-      predecessor -= group.lanes;
+      nearest -= group.lanes * kPerLane;
     }
   }
   return group.sum(sum);
@@ -88,7 +109,7 @@ __device__ inline uint32_t look_back(const LookBackGroup& group, const uint32_t*
 
 // The same for a block with one counter; only the first warp may call it. Publishes this chunk's inclusive state.
 __device__ inline uint32_t look_back_one(uint32_t* states, int64_t chunk, uint32_t count) {
-  const uint32_t before = look_back(LookBackGroup(kWarpSize), states, 1, chunk, true);
+  const uint32_t before = look_back<1>(LookBackGroup(kWarpSize), states, 1, chunk, true);
   if (lane_id() == 0) publish(states + chunk, inclusive_state(before + count));
   return before;
 }

@@ -11,9 +11,13 @@
 namespace zen::cuda {
 namespace {
 
-// Elements kept in shared memory until they are written; a denser chunk reads the rest again, from L2.
+// Room for each of a chunk's two lists, which its elements follow in shared memory: for short elements as much as any
+// chunk needs, else what one with few non-zeros does. The lists of a denser chunk run on over the first kCovered of its
+// elements, which are read again, from L2.
 template <typename Bits>
-constexpr uint32_t kStaged = (32 << 10) / sizeof(Bits);
+constexpr int kListRoom = ElementChunk<Bits>::kPerBlock / (sizeof(Bits) == 2 ? 1 : 2);
+template <typename Bits>
+constexpr int kCovered = 2 * (ElementChunk<Bits>::kPerBlock - kListRoom<Bits>) * sizeof(uint16_t) / sizeof(Bits);
 
 struct DenseParams : PartitionParams {
   SmallDivisor n;
@@ -55,16 +59,17 @@ template <typename Bits>
 __global__ void __launch_bounds__(kThreads, 2) partition_elements(const __grid_constant__ DenseParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  const PartitionShared shared(arena, params.servers, ElementChunk<Bits>::kPerBlock);
-  Bits* const staged = arena.take<Bits>(kStaged<Bits>);
+  using Chunk = ElementChunk<Bits>;
+  PartitionShared shared(arena, params.servers, kListRoom<Bits>);
+  Bits* const staged = arena.take<Bits>(Chunk::kPerBlock);
 
-  PartitionBlock block(params, shared, ElementChunk<Bits>::kPerBlock);
+  PartitionBlock block(params, shared, Chunk::kPerBlock);
   const Bits* const x = static_cast<const Bits*>(params.x) + block.batch() * params.problem.units;
-  const ElementChunk<Bits> chunk(x, block.first_unit(), params.problem.units, shared.warp_totals);
-  chunk.for_each_nonzero([&](uint32_t rank, int offset, Bits element) {
-    shared.offsets[rank] = static_cast<uint16_t>(offset);
-    if (rank < kStaged<Bits>) staged[rank] = element;
-  });
+  const Chunk chunk(x, block.first_unit(), params.problem.units, shared.warp_totals);
+  chunk.stage(staged);
+  chunk.list_nonzeros(shared.offsets);
+  const int covered = chunk.has_few() ? 0 : kCovered<Bits>;
+  if (!chunk.has_few()) shared.order = shared.offsets + Chunk::kPerBlock;  // sort writes it when all have staged
   const ChunkUnits units(params, shared.offsets, block.first_unit());
   block.sort(chunk.nonzeros(), units);
 
@@ -75,7 +80,8 @@ __global__ void __launch_bounds__(kThreads, 2) partition_elements(const __grid_c
     const int64_t slot = block.slot(s, place.server);
     if (slot < 0) continue;
     params.positions[slot] = static_cast<int32_t>(place.tile);
-    values[slot] = j < kStaged<Bits> ? staged[j] : x[block.first_unit() + shared.offsets[j]];
+    const int offset = shared.offsets[j];
+    values[slot] = offset < covered ? x[block.first_unit() + offset] : staged[offset];
   }
 }
 
@@ -97,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, 2) partition_rows(const __grid_const
   __syncthreads();
   const uint32_t word = threadIdx.x < word_count ? words[threadIdx.x] : 0;
   const BlockSum sum = block_exclusive_sum(__popc(word), shared.warp_totals);
-  expand_word(word, sum.before, shared.offsets);
+  expand_word(word, sum.before, threadIdx.x * kBitsPerWord, shared.offsets);
   const ChunkUnits units(params, shared.offsets, block.first_unit());
   block.sort(sum.total, units);
 
@@ -126,8 +132,8 @@ size_t one_pass_shared_bytes(const DenseParams& params) {
     PartitionShared(arena, params.servers, params.rows_per_chunk);
     arena.take<uint32_t>(bitmap_words(params.rows_per_chunk));
   } else {
-    PartitionShared(arena, params.servers, ElementChunk<Bits>::kPerBlock);
-    arena.take<Bits>(kStaged<Bits>);
+    PartitionShared(arena, params.servers, kListRoom<Bits>);
+    arena.take<Bits>(ElementChunk<Bits>::kPerBlock);
   }
   return arena.used();
 }

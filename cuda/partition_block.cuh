@@ -177,16 +177,17 @@ class PartitionBlock {
     }
   }
 
-  // Looks back for all servers at once, as many lanes for each as there are threads.
+  // Looks back for all servers at once, 32 chunks where there are threads enough. Four lanes for each server and no
+  // more: 8 servers' states of a chunk lie in one sector of the cache, which a warp then reads as a whole.
   __device__ void find_buckets() {
-    int lanes = kWarpSize;
-    while (lanes > 1 && static_cast<uint32_t>(kThreads / lanes) < n_) lanes /= 2;
-    const LookBackGroup group(lanes);
-    const uint32_t at_once = kThreads / lanes;
-    for (uint32_t base = 0; base < n_; base += at_once) {
-      const uint32_t server = base + threadIdx.x / lanes;
+    constexpr int kPerLane = 8;
+    int log_lanes = 2;
+    while (log_lanes > 0 && n_ << log_lanes > kThreads) --log_lanes;
+    const LookBackGroup group(1 << log_lanes);
+    for (uint32_t first = warp_id() * kWarpSize >> log_lanes; first < n_; first += kThreads >> log_lanes) {
+      const uint32_t server = first + (lane_id() >> log_lanes);
       const bool wanted = server < n_;
-      const uint32_t before = look_back(group, states_ + server, n_, chunk_, wanted);
+      const uint32_t before = look_back<kPerLane>(group, states_ + server, n_, chunk_, wanted);
       if (!wanted || group.lane != 0) continue;
       const int32_t start = shared_.starts[server];
       const uint32_t through = before + static_cast<uint32_t>(shared_.starts[server + 1] - start);

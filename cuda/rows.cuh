@@ -26,43 +26,67 @@ ZEN_HOST_DEVICE int lanes_per_row(int64_t items) {
   return lanes;
 }
 
-// Sets bit r of `words` for each of the `count` rows from `rows` on that holds a non-zero. The lanes of a warp share
-// one or several rows, 16 bytes each where the address allows it, and a ballot ORs what they saw. The words are zero
-// before; a barrier must follow.
+// What the lanes of a warp load of rows, read once: 16 bytes, or an element.
 template <typename Bits>
-__device__ void mark_nonzero_rows(const Bits* rows, int64_t count, int64_t width, uint32_t* words) {
+__device__ Vector<Bits> load_item(const Vector<Bits>* from) {
+  return load_vector(from->at, 0, Vector<Bits>::kSize, true);
+}
+template <typename Bits>
+__device__ Bits load_item(const Bits* from) {
+  return *from;
+}
+
+// Sets bit r of `words` for each of `count` rows that holds a non-zero. The lanes of a warp share one row or several,
+// and a ballot ORs what they saw. A lane has kInFlight items in flight: of one row, or, where rows are narrow and have
+// at most one for each lane, of as many rows.
+template <bool kNarrow, typename Item>
+__device__ void mark_nonzero_items(const Item* rows, int count, int64_t items, uint32_t* words) {
   constexpr int kInFlight = 4;
-  const bool aligned = is_aligned(rows) && width % Vector<Bits>::kSize == 0;
-  const int64_t items = aligned ? width / Vector<Bits>::kSize : width;
-  const int lanes = lanes_per_row(items);
-  const int64_t segments = ceil_div(items, int64_t{lanes} * kInFlight);
+  const int lanes = kNarrow ? lanes_per_row(items) : kWarpSize;
   const int lane = lane_id() % lanes;
   const uint32_t sharers = (kFullWarp >> (kWarpSize - lanes)) << (lane_id() - lane);
+  const int at_once = kThreads / lanes;
+  const int segments = kNarrow ? 1 : static_cast<int>(ceil_div(items, kWarpSize * kInFlight));
+  const int row_step = kNarrow ? at_once : 0, item_step = kNarrow ? 0 : kWarpSize;
 
-  for (int64_t task_base = 0; task_base < count * segments; task_base += kThreads / lanes) {
-    const int64_t task = task_base + threadIdx.x / lanes;
-    const int64_t row = segments == 1 ? task : task / segments;
-    const int64_t first = (task - row * segments) * lanes * kInFlight + lane;
-    const int64_t limit = row < count ? width : 0;
-    const Bits* const source = rows + row * width;
-    bool nonzero = false;
-    if (aligned) {
-      Vector<Bits> vectors[kInFlight];
+  for (int base = 0; base < count * segments; base += kNarrow ? kInFlight * at_once : at_once) {
+    const int task = base + static_cast<int>(threadIdx.x) / lanes;
+    const int first_row = task / segments;
+    const int64_t first_item = int64_t{task - first_row * segments} * kWarpSize * kInFlight + lane;
+    const Item* next = rows + first_row * items + first_item;
+    Item loaded[kInFlight];
 #pragma unroll
-      for (int i = 0; i < kInFlight; ++i) {
-        vectors[i] = load_vector(source, (first + int64_t{i} * lanes) * Vector<Bits>::kSize, limit, true);
-      }
-#pragma unroll
-      for (int i = 0; i < kInFlight; ++i) nonzero |= nonzero_mask(vectors[i]) != 0;
-    } else {
-#pragma unroll
-      for (int i = 0; i < kInFlight; ++i) {
-        const int64_t item = first + int64_t{i} * lanes;
-        nonzero |= item < limit && is_nonzero(source[item]);
-      }
+    for (int i = 0; i < kInFlight; ++i, next += row_step * items + item_step) {
+      const bool exists = first_row + i * row_step < count && first_item + i * item_step < items;
+      loaded[i] = exists ? load_item(next) : Item{};
     }
-    const bool any = (__ballot_sync(kFullWarp, nonzero) & sharers) != 0;
-    if (any && lane == 0) atomicOr(words + row / kBitsPerWord, 1u << (row % kBitsPerWord));
+    bool nonzero = false;
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      nonzero |= is_nonzero(loaded[i]);
+      if (!kNarrow && i < kInFlight - 1) continue;
+      const uint32_t row = first_row + i * row_step;
+      nonzero = (__ballot_sync(kFullWarp, nonzero) & sharers) != 0;
+      if (nonzero && lane == 0) atomicOr(words + row / kBitsPerWord, 1u << (row % kBitsPerWord));
+      nonzero = false;
+    }
+  }
+}
+
+// The same for rows of `width` elements. The words are zero before; a barrier must follow.
+template <typename Bits>
+__device__ void mark_nonzero_rows(const Bits* rows, int64_t count, int64_t width, uint32_t* words) {
+  const auto mark = [&](const auto* items_of_rows, int64_t items) {
+    if (items <= kWarpSize) {
+      mark_nonzero_items<true>(items_of_rows, static_cast<int>(count), items, words);
+    } else {
+      mark_nonzero_items<false>(items_of_rows, static_cast<int>(count), items, words);
+    }
+  };
+  if (is_aligned(rows) && width % Vector<Bits>::kSize == 0) {
+    mark(reinterpret_cast<const Vector<Bits>*>(rows), width / Vector<Bits>::kSize);
+  } else {
+    mark(rows, width);
   }
 }
 
@@ -87,13 +111,6 @@ __device__ void zero_row(Bits* to, int64_t width, int lane, int lanes) {
   } else {
     for (int64_t i = lane; i < width; i += lanes) to[i] = 0;
   }
-}
-
-// Writes the offsets of a bitmap's set bits in order. Thread j holds word j and the number of set bits before it.
-__device__ inline void expand_word(uint32_t word, uint32_t rank, uint16_t* offsets) {
-  const int first = static_cast<int>(threadIdx.x) * static_cast<int>(kBitsPerWord);
-  for (; word != 0; word &= word - 1)
-    offsets[rank++] = static_cast<uint16_t>(first + __ffs(static_cast<int>(word)) - 1);
 }
 
 }  // namespace zen::cuda

@@ -60,4 +60,11 @@ __device__ inline uint32_t nonzero_mask(const Vector<Bits>& vector) {
   return mask;
 }
 
+using zen::is_nonzero;
+
+template <typename Bits>
+__device__ inline bool is_nonzero(const Vector<Bits>& vector) {
+  return nonzero_mask(vector) != 0;
+}
+
 }  // namespace zen::cuda

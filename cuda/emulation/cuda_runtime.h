@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <numeric>
 
 #include "cuda_runtime_api.h"
 
@@ -98,6 +99,7 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 
 inline void __syncthreads() { zen::emulation::block_barrier(); }
 inline void __threadfence() {}
+inline void __nanosleep(unsigned) { zen::emulation::yield(); }
 inline void __syncwarp() { zen::emulation::exchange(0); }
 inline int zen_emulated_lane() { return static_cast<int>(threadIdx.x % 32); }
 inline uint32_t __shfl_sync(uint32_t, uint32_t value, int lane) { return zen::emulation::exchange(value)[lane % 32]; }
@@ -125,6 +127,10 @@ inline uint32_t __reduce_or_sync(uint32_t, uint32_t value) {
   uint32_t all = 0;
   for (int lane = 0; lane < 32; ++lane) all |= values[lane];
   return all;
+}
+inline uint32_t __reduce_add_sync(uint32_t, uint32_t value) {
+  const uint32_t* const values = zen::emulation::exchange(value);
+  return std::accumulate(values, values + 32, 0u);
 }
 inline bool __any_sync(uint32_t mask, bool predicate) { return __ballot_sync(mask, predicate) != 0; }
 

@@ -10,6 +10,7 @@
 #include "cuda/emulation/cuda_runtime.h"
 #include "cuda/hash_bitmap_decode.h"
 #include "cuda/hash_bitmap_encode.h"
+#include "cuda/look_back.cuh"
 #include "cuda/partition.h"
 #include "cuda/partition_coo.h"
 #include "cuda/range_sums.cuh"
@@ -232,6 +233,43 @@ void test_small_divisor() {
   }
 }
 
+// A warp looks back while another block publishes the states that it needs, and no others, in any order.
+template <int kPerLane>
+void test_look_back(int lanes, int64_t chunk) {
+  emulation::set_schedule(rng(), 2);
+  const int64_t counters = kWarpSize / lanes;
+  Buffer<uint32_t> states(chunk * counters), found(counters);
+  std::vector<uint32_t> expected(counters);
+  std::vector<std::pair<uint32_t*, uint32_t>> published;
+  for (int64_t c = 0; c < counters; ++c) {
+    const int64_t inclusive = pick(0, 3) ? std::max<int64_t>(-1, chunk - 1 - pick(0, 70)) : -1;
+    for (int64_t i = std::max<int64_t>(0, inclusive); i < chunk; ++i) {
+      const uint32_t count = static_cast<uint32_t>(pick(0, 1) ? pick(0, 9) : pick(0, 1 << 20));
+      published.emplace_back(&states[i * counters + c], i == inclusive ? inclusive_state(count) : partial_state(count));
+      expected[c] += count;
+    }
+  }
+  std::shuffle(published.begin(), published.end(), rng);
+  emulation::run_grid(2, kThreads, 0, [&] {
+    if (blockIdx.x == 1) {
+      for (size_t i = threadIdx.x; i < published.size(); i += kThreads) {
+        publish(published[i].first, published[i].second);
+      }
+    }
+    if (blockIdx.x == 1 || warp_id() != 0) return;
+    const LookBackGroup group(lanes);
+    const int64_t counter = lane_id() / lanes;
+    const bool wanted = counter < counters - 1 || counters == 1;
+    const uint32_t before = look_back<kPerLane>(group, states.data() + counter, counters, chunk, wanted);
+    if (group.lane == 0) found[counter] = before;
+  });
+  if (counters > 1) expected[counters - 1] = 0;  // was not wanted
+  for (int64_t c = 0; c < counters; ++c) {
+    CHECK(found[c] == expected[c], "look-back of %d lanes from chunk %ld finds %u, not %u", lanes, long(chunk),
+          found[c], expected[c]);
+  }
+}
+
 int64_t random_units(int64_t chunk) {
   switch (pick(0, 4)) {
     case 0:
@@ -337,6 +375,10 @@ int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 8;
   zen::cuda::rng.seed(argc > 2 ? std::atoi(argv[2]) : 7);
   zen::cuda::test_small_divisor();
+  for (const int64_t chunk : {0, 1, 7, 8, 9, 31, 32, 33, 64, 65, 200}) {
+    for (const int lanes : {1, 2, 4, 32}) zen::cuda::test_look_back<8>(lanes, chunk);
+    zen::cuda::test_look_back<1>(32, chunk);
+  }
   zen::cuda::test_large_shard();
   zen::cuda::test_large_memory();
   zen::cuda::test_partition_on_a_small_gpu();
