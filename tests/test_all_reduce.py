@@ -294,12 +294,37 @@ def test_result_counts_as_replicated():
         assert float(info.bytes_dense) > 0
 
 
+def test_result_counts_as_one_under_vmap():
+    stack = structured(4, (31, 4))["sparse rows"]
+    for scheme in SCHEMES:
+        worker = lambda x, scheme=scheme: zen.all_reduce(x, harness.AXIS, scheme=scheme, op="sum")  # noqa: E731
+        reduced = jax.jit(jax.vmap(worker, axis_name=harness.AXIS, out_axes=None))(stack)
+        assert_same_bits(reduced, stack.sum(axis=0), scheme)
+
+
+def test_derivative_of_a_dense_sum():
+    """As psum's, at zeros too, though they lose their sign."""
+    total = lambda x: jax.vmap(  # noqa: E731
+        lambda x: zen.all_reduce(x, harness.AXIS, op="sum", scheme="dense_ordered"), axis_name=harness.AXIS
+    )(x).sum()
+    np.testing.assert_array_equal(jax.grad(total)(jnp.array([0.0, 0.0, -0.0, 0.0])), np.full(4, 4.0))
+
+
+def test_no_tracer_leaks():
+    stack = structured(2, (31, 4))["sparse rows"]
+    for scheme in SCHEMES:
+        with jax.checking_leaks():
+            harness.spmd(lambda x, scheme=scheme: zen.all_reduce(x, harness.AXIS, scheme=scheme), "vmap", 2)(stack)
+
+
+@pytest.mark.parametrize("axes", [("hosts", "cores"), ("cores", "hosts")])
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_several_axes(check_vma):
-    """A tuple of axes is one axis whose workers are numbered in row-major order, as for psum."""
+def test_several_axes(check_vma, axes):
+    """A tuple of axes is one axis whose workers are numbered in its row-major order, whatever that of the mesh."""
     stack = structured(6, (31, 4), integers=False)["sparse rows"]
-    axes = ("hosts", "cores")
-    mesh = jax.make_mesh((2, 3), axes, axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:6])
+    mesh = jax.make_mesh(
+        (2, 3), ("hosts", "cores"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:6]
+    )
     spec = jax.sharding.PartitionSpec(axes)
     for scheme in ("zen", "dense_ordered", "sparcml"):
         worker = lambda x, scheme=scheme: zen.all_reduce(x[0], axes, scheme=scheme, op="sum")[None]  # noqa: E731

@@ -65,6 +65,7 @@ def all_reduce(stack=GRADIENT, axis_name=harness.AXIS, **options):
         ({"seed": 2**32}, (f"seed={2**32}", "from 0 to 2**32 - 1")),
         ({"axis_name": ["w"]}, ("axis_name=['w']", "tuple")),
         ({"intra_axis": ["w"]}, ("intra_axis=['w']", "tuple")),
+        ({"intra_axis": ("a", "a")}, ("intra_axis=('a', 'a')", "different")),
     ],
 )
 @pytest.mark.parametrize("scheme", zen.schemes.names())

@@ -103,6 +103,18 @@ def test_lazy_equals_dense(name, every_row):
     np.testing.assert_allclose(actual, expected, *((0, 0) if name == "sgd" else (1e-5, 1e-6)))
 
 
+def test_lazy_around_masks():
+    """The state of a leaf that an optimizer leaves alone stays as it is."""
+    params = {"table": jnp.asarray(TABLE), "bias": jnp.ones(3)}
+    gradients = [{"table": merged(ids, rows), "bias": jnp.full(3, 2.0)} for ids, rows in batches()]
+    parts = {"sparse": optax.adam(0.1), "rest": optax.sgd(0.1, momentum=0.9)}
+    labels = {"table": "sparse", "bias": "rest"}
+    inside = {"sparse": embedding.lazy(parts["sparse"]), "rest": parts["rest"]}
+    around, _ = run_steps(embedding.lazy(optax.partition(parts, labels)), params, gradients)
+    expected, _ = run_steps(optax.partition(inside, labels), params, gradients)
+    jax.tree.map(assert_same_bits, around, expected)
+
+
 def test_gradients_of_another_table_are_refused():
     """Also by an optimizer without state."""
     optimizer, table = embedding.lazy(optax.sgd(0.1)), jnp.asarray(TABLE[1:])

@@ -105,6 +105,8 @@ def test_leaves_are_plain_values():
     with pytest.raises(ValueError, match="2 exchanges among 4 workers"):
         zen.Plan(N, {"w": replace(leaf, capacity=(1, 2, 3))})
     fused = replace(leaf, scheme="dense", bucket=0)
+    with pytest.raises(ValueError, match="unit=2 is in bucket 0"):
+        replace(fused, unit=2)
     with pytest.raises(ValueError, match="bucket 0"):
         zen.Plan(N, {"a": fused, "b": replace(fused, dtype="float16")})
 

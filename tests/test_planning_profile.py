@@ -256,6 +256,13 @@ def test_a_profiler_is_for_one_tree_on_one_axis(shape, options, message):
         observe(shape, **options)
 
 
+def test_profile_of_what_lies_on_an_explicit_mesh():
+    stacked = sparse(np.random.default_rng(0), 4, (300, 8), 0.1)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:4])
+    placed = jax.device_put(stacked, jax.sharding.NamedSharding(mesh, PartitionSpec("data")))
+    assert zen.profile(placed) == zen.profile(stacked)
+
+
 def test_profile_counts_arrays():
     rows = zen.RowSparseGradient.from_lookups(jnp.array([1]), jnp.ones((1, 2)), num_rows=9)
     with pytest.raises(ValueError, match=r"table is a RowSparseGradient.*to_dense"):

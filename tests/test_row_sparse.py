@@ -47,6 +47,26 @@ def test_ids_that_int32_does_not_hold_name_no_row():
     np.testing.assert_array_equal(gradient.to_dense(), np.arange(V)[:, None] == 5)
 
 
+def test_the_same_ids_on_every_worker():
+    """The info that they give counts as alike on all workers, too."""
+    step = jax.shard_map(
+        lambda rows: zen.synchronize("data").update(
+            zen.RowSparseGradient.from_lookups(jnp.array([1, 4]), rows, num_rows=V), None
+        ),
+        mesh=harness.mesh(2, "data"),
+        in_specs=PartitionSpec("data"),
+        out_specs=PartitionSpec(),
+    )
+    reduced, _ = jax.jit(step)(jnp.ones((4, 3)))
+    np.testing.assert_array_equal(np.flatnonzero(reduced.to_dense()[:, 0]), [1, 4])
+
+
+def test_adding_where_nan_is_looked_for():
+    gradient = zen.RowSparseGradient.from_lookups(jnp.array([5]), jnp.ones((1, D)), V)
+    with jax.debug_nans(True):
+        np.testing.assert_array_equal((jnp.zeros((V, D)) + gradient)[5], np.ones(D))
+
+
 def test_adding_and_taking():
     gradient = zen.RowSparseGradient.from_lookups(jnp.array([5, 2, 5, 40]), jnp.asarray(integers(4, D)), V)
     np.testing.assert_array_equal(jnp.asarray(TABLE) + gradient, TABLE + np.asarray(gradient.to_dense()))

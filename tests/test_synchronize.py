@@ -93,6 +93,22 @@ def test_a_plan_that_fuses_otherwise_keeps_the_structure_of_the_state():
         np.testing.assert_allclose(total.bytes_dense, 2 * (N - 1) / N * 2 * 48)
 
 
+def test_fused_leaves_stay_copies_beside_shards_of_a_model_axis():
+    """check_vma takes what is alike on the model axis for alike, though a leaf of its bucket is not."""
+    spec = jax.sharding.PartitionSpec
+    mesh = jax.make_mesh(
+        (2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:4]
+    )
+    gradients = {"shards": np.ones((2, 3, 4), np.float32), "copies": np.ones((2, 5), np.float32)}
+    reduced = jax.shard_map(
+        lambda g: zen.synchronize("data", op="sum").update(jax.tree.map(lambda x: x[0], g), None)[0],
+        mesh=mesh,
+        in_specs=({"shards": spec("data", None, "model"), "copies": spec("data")},),
+        out_specs={"shards": spec(None, "model"), "copies": spec()},
+    )(gradients)
+    jax.tree.map(lambda actual, stack: assert_same_bits(actual, stack.sum(axis=0)), reduced, gradients)
+
+
 def test_a_state_of_another_tree_is_refused():
     transform = zen.synchronize(harness.AXIS, dense_below=0)
     state = transform.init({"a": jnp.ones(3)})

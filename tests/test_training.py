@@ -162,6 +162,19 @@ def test_several_axes():
         zen.value_and_grad(loss, mesh=mesh, axis_name=("replica", "model"))
 
 
+def test_axes_of_several_types():
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto, AxisType.Explicit), devices=jax.devices()[:4])
+    for axis_name in ("a", "b", ("a", "b")):
+        step = zen.value_and_grad(loss, mesh=mesh, axis_name=axis_name, scheme="zen", dense_below=0)
+        assert_close(jax.jit(step)(PARAMS, TOKENS, TARGETS), jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS))
+
+
+def test_float16_losses_do_not_overflow():
+    step = jax.jit(zen.value_and_grad(lambda w, x: jnp.mean(x @ w), mesh=mesh_of()))
+    value, _ = step(jnp.ones(4, jnp.float16), np.full((N, 4), 10_000, np.float16))
+    assert (value.dtype, float(value)) == (jnp.float16, 40_000)
+
+
 def test_one_device():
     step = jax.jit(zen.value_and_grad(loss, mesh=harness.mesh(1, "data")))
     assert_close(step(PARAMS, TOKENS, TARGETS), jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS))

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
@@ -18,8 +19,8 @@ from zen_jax._typing import Array, AxisName
 def axis_names(axis_name: AxisName, argument: str = "axis_name") -> tuple:
     """The names in an axis, or a ValueError for what cannot be one."""
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-    if not all(isinstance(name, Hashable) for name in names):
-        raise ValueError(f"{argument}={axis_name!r} is no axis. Give a name, or several as a tuple.")
+    if not all(isinstance(name, Hashable) for name in names) or len(set(names)) < len(names):
+        raise ValueError(f"{argument}={axis_name!r} is no axis. Give a name, or several different ones as a tuple.")
     return names
 
 
@@ -111,7 +112,8 @@ def largest_beside(x: Array, axis_name: AxisName) -> Array:
 
 def all_gather(x: Array, axis_name: AxisName) -> Array:
     """[...] to [n, ...], the same on every worker and typed so where shard_map tracks it."""
-    to = "invarying" if any(axis in varying(x) for axis in axis_names(axis_name)) else "varying"
+    tracked = any(axis in varying(lax.axis_index(axis)) for axis in axis_names(axis_name))
+    to = "invarying" if tracked else "varying"
     return _bytes_sent(lambda x: lax.all_gather(x, axis_name, to=to), x)
 
 
@@ -131,7 +133,18 @@ def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> 
         sources, targets = ([pair[end] for pair in pairs] for end in (0, 1))
         idle = zip(sorted(set(workers) - set(sources)), sorted(set(workers) - set(targets)), strict=True)
         pairs = [*pairs, *idle]
+    elif len(axis_names(axis_name)) > 1:
+        axis_name, pairs = _in_mesh_order(axis_names(axis_name), pairs)
     return _bytes_sent(lambda x: lax.ppermute(x, axis_name, pairs), x)
+
+
+def _in_mesh_order(names: tuple, pairs: Sequence[tuple[int, int]]) -> tuple[tuple, list[tuple[int, int]]]:
+    """Several axes as the mesh has them, and pairs by it: all but ppermute number workers by the order of the names."""
+    ordered = tuple(axis for axis in jax.sharding.get_abstract_mesh().axis_names if axis in names)
+    sizes = [lax.axis_size(name) for name in names]
+    workers = np.arange(math.prod(sizes)).reshape(sizes).transpose([names.index(axis) for axis in ordered])
+    place = np.argsort(workers.reshape(-1)).tolist()
+    return ordered, [(place[source], place[target]) for source, target in pairs]
 
 
 def _bytes_sent(collective: Callable[[Array], Array], x: Array) -> Array:
@@ -142,7 +155,9 @@ def _bytes_sent(collective: Callable[[Array], Array], x: Array) -> Array:
 
 
 def replicated(x: Array, axis_name: AxisName) -> Array:
-    """x, which is the same on every worker, typed so where shard_map tracks it; nothing travels."""
+    """x, which is the same on every worker, typed so where JAX tracks it; nothing travels."""
+    if not _is_manual(axis_name):
+        return all_gather(x, axis_name)[0]  # vmap's own way
     if not any(axis in varying(x) for axis in axis_names(axis_name)):
         return x
     return _replicated_p.bind(x, axes=axis_names(axis_name))

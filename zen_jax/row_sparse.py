@@ -159,7 +159,7 @@ def intact(gradient: RowSparseGradient) -> RowSparseGradient:
     return replace(
         gradient,
         ids=jnp.where(whole, ids, jnp.arange(ids.size, dtype=jnp.int32)),
-        rows=jnp.where(whole, gradient.rows, jnp.full((), jnp.nan, gradient.dtype)),
+        rows=jnp.where(whole, gradient.rows, jnp.nan),
     )
 
 

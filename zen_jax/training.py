@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from zen_jax import _axis, errors
 from zen_jax._typing import Array, AxisName, PyTree, Unit
 from zen_jax.embedding.gradient import value_and_grad as with_rows
+from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.planning.buckets import BUCKET_BYTES, DENSE_BELOW
 from zen_jax.planning.live import Profiler
 from zen_jax.planning.plan import Plan
@@ -95,6 +96,8 @@ def value_and_grad(
     )
     differentiated = _positions(argnums)
     replicated, split = PartitionSpec(), PartitionSpec(axes)
+    explicit = {axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit}
+    placed = PartitionSpec(tuple(axis for axis in _axis.axis_names(axes) if axis in explicit))  # others XLA places
 
     def spec_of(position: int, count: int) -> Callable[[Any], PartitionSpec]:
         if {position, position - count} & set(differentiated):
@@ -129,15 +132,20 @@ def value_and_grad(
             same = treedef.unflatten([arrays.get(i, leaf) for i, leaf in enumerate(leaves)])
             value, gradients = local(*args, **same)
             value, aux = value if has_aux else (value, ())
-            value = lax.pmean(value, axes) if op == "mean" else lax.psum(value, axes)
+            wide = value.astype(accumulator_dtype(value.dtype))
+            value = (lax.pmean(wide, axes) if op == "mean" else lax.psum(wide, axes)).astype(value.dtype)
             gradients, state = transform.update(gradients, None)
             return value, jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], aux), gradients, state.info
 
         arg_specs = tuple(jax.tree.map(spec_of(i, len(args)), arg) for i, arg in enumerate(args))
         in_specs = (arg_specs, dict.fromkeys(arrays, replicated))
         inputs = (args, arrays)
-        if AxisType.Explicit in mesh.axis_types:
-            inputs = jax.tree.map(lambda leaf, spec: jax.reshard(leaf, NamedSharding(mesh, spec)), inputs, in_specs)
+        if explicit:
+            inputs = jax.tree.map(
+                lambda leaf, spec: jax.reshard(leaf, NamedSharding(mesh, placed if spec == split else spec)),
+                inputs,
+                in_specs,
+            )
         # check_vma would make jax.grad reduce the gradients of the replicated arguments before zen sees them.
         value, aux, gradients, info = jax.shard_map(
             worker, mesh=mesh, in_specs=in_specs, out_specs=(replicated, split, replicated, replicated), check_vma=False

@@ -58,7 +58,7 @@ def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExt
         updates = jax.tree.map(_intact, updates, is_leaf=is_row_sparse)
         # A tree like the state, with the gradient at whatever the state holds of a table.
         gradients = optax.tree_utils.tree_map_params(
-            inner, lambda held, gradient: gradient, state, updates, is_leaf=lambda x: isinstance(x, optax.MaskedNode)
+            inner, lambda held, gradient: held if _is_masked(held) else gradient, state, updates, is_leaf=_is_masked
         )
         rows = jax.tree.map(values_of, updates, is_leaf=is_row_sparse)
         state_of_rows = jax.tree.map(_touched, state, gradients)
@@ -89,6 +89,10 @@ def densify() -> optax.GradientTransformation:
     """
 
     return optax.stateless(lambda updates, params: jax.tree.map(densified, updates, is_leaf=is_row_sparse))
+
+
+def _is_masked(state: Any) -> bool:
+    return isinstance(state, optax.MaskedNode)
 
 
 def _is_multi_steps(state: Any) -> bool:

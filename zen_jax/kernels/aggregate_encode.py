@@ -49,7 +49,7 @@ def aggregate_encode(
     check_capacity(capacity)
     n, room, *row = values.shape
     rows = values.reshape(n, room, *(row or (1,)))
-    width = rows.shape[2]
+    width, itemsize = rows.shape[2], values.dtype.itemsize
 
     def apart(*messages: Array) -> tuple[Array, Array, Array]:
         return hash_bitmap_encode(aggregate(*messages, size, divisor=divisor), capacity)
@@ -59,7 +59,7 @@ def aggregate_encode(
         "zen_aggregate_encode",
         [positions, rows, counts],
         [((bitmap_words(size),), jnp.uint32), ((capacity, width), values.dtype), ((), jnp.int32)],
-        lambda cuda: cuda.aggregate_encode_scratch_bytes(size, width, values.dtype.itemsize),
+        lambda cuda: cuda.aggregate_encode_scratch_bytes(size, width, itemsize),
         divisor=np.int64(divisor),
         size=np.int64(size),
     )

@@ -35,13 +35,13 @@ def hash_bitmap_encode(shard: Array, capacity: int) -> tuple[Array, Array, Array
     check_capacity(capacity)
     size, *row = shard.shape
     rows = shard.reshape(size, *(row or (1,)))
-    width = rows.shape[1]
+    width, itemsize = rows.shape[1], shard.dtype.itemsize
     words, values, count = custom_call_or(
         lambda rows: reference(rows, capacity),
         "zen_hash_bitmap_encode",
         [rows],
         [((bitmap_words(size),), jnp.uint32), ((capacity, width), shard.dtype), ((), jnp.int32)],
-        lambda cuda: cuda.encode_scratch_bytes(size, width, shard.dtype.itemsize),
+        lambda cuda: cuda.encode_scratch_bytes(size, width, itemsize),
     )
     return words, values.reshape(capacity, *row), count
 

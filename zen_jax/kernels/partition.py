@@ -45,13 +45,13 @@ def partition(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array,
     check_rank("x", x.shape, (1, 2))
     units, *row = x.shape
     rows = x.reshape(units, *(row or (1,)))
-    width = rows.shape[1]
+    width, itemsize = rows.shape[1], x.dtype.itemsize
     positions, values, counts = custom_call_or(
         lambda rows: reference(rows, n, capacity, seed=seed),
         "zen_partition",
         [rows],
         [((n, capacity), jnp.int32), ((n, capacity, width), x.dtype), ((n,), jnp.int32)],
-        lambda cuda: cuda.partition_scratch_bytes(units, width, x.dtype.itemsize, n),
+        lambda cuda: cuda.partition_scratch_bytes(units, width, itemsize, n),
         seed=np.uint32(seed),
     )
     return positions, values.reshape(n, capacity, *row), counts

@@ -56,12 +56,13 @@ def partition_coo(
     check_workers(n)
     check_seed(seed)
     check_capacity(capacity)
+    room = indices.size
     return custom_call_or(
         lambda *operands: reference(*operands, n, capacity, seed=seed),
         "zen_partition_coo",
         [indices, values, count],
         [((n, capacity), jnp.int32), ((n, capacity), values.dtype), ((n,), jnp.int32)],
-        lambda cuda: cuda.partition_coo_scratch_bytes(indices.size, n),
+        lambda cuda: cuda.partition_coo_scratch_bytes(room, n),
         seed=np.uint32(seed),
     )
 

@@ -136,7 +136,8 @@ def _send(
     # A custom call takes no None: no velocity is one of no elements.
     moved = jnp.zeros_like(update, residual.dtype, shape=(0,)) if velocity is None else velocity
     moves, chunks = moved.size > 0, selection.sample_chunks(update.size)
-    ranks = selection.ranks_around(least, chunks * selection.CHUNK, update.size)
+    size, itemsize = update.size, update.dtype.itemsize
+    ranks = selection.ranks_around(least, chunks * selection.CHUNK, size)
     if room is None:
         target, results = "zen_send_largest", [(update.shape, update.dtype)]
     else:
@@ -152,7 +153,7 @@ def _send(
         target,
         [update, residual, moved, scale, jnp.stack([least, most, *ranks])],
         [*results, (residual.shape, residual.dtype), (moved.shape, moved.dtype)],
-        lambda cuda: cuda.send_largest_scratch_bytes(update.size, update.dtype.itemsize, chunks, moves),
+        lambda cuda: cuda.send_largest_scratch_bytes(size, itemsize, chunks, moves),
         aliases={1: len(results), 2: len(results) + 1},
         rank=np.int64(update.ndim),
         momentum=np.float64(momentum),

@@ -74,6 +74,10 @@ class LeafPlan:
                     f"scheme={self.scheme!r} is in bucket {self.bucket}, but buckets travel dense. Use one of "
                     f"{', '.join(_DENSE)}, or no bucket."
                 )
+            if self.unit != 1:
+                raise ValueError(
+                    f"unit={self.unit} is in bucket {self.bucket}, which is of elements. Use 1, or no bucket."
+                )
 
     options = Candidate.options
 

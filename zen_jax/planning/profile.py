@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AxisType
 
 from zen_jax import errors
 from zen_jax._typing import Array, PyTree, Unit
@@ -84,7 +85,9 @@ def _left_out(stacked: Array, unit: Unit | None) -> bool:
 def _as_counted(stacked: Array) -> Array:
     """A leaf as JAX takes it: without x64 it rounds float64 to float32, and what is tiny to zero."""
     if jax.dtypes.canonicalize_dtype(stacked.dtype) == stacked.dtype:
-        return stacked
+        # Kernels take no array whose type says how it lies on several devices.
+        explicit = isinstance(stacked, jax.Array) and AxisType.Explicit in jax.typeof(stacked).sharding.mesh.axis_types
+        return np.asarray(stacked) if explicit else stacked
     return (np.asarray(stacked) != 0).astype(np.float32)
 
 

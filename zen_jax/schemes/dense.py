@@ -1,5 +1,6 @@
 """Dense all-reduce: every element travels."""
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -49,9 +50,17 @@ def sum_in_order(parts: Array, divisor: int) -> Array:
 
 def divide(total: Array, divisor: int) -> Array:
     """Multiplies sums by the reciprocal of `divisor`, with no -0.0 among the sums."""
-    # Zeros do not travel in zen, so no sum there is -0.0. XLA would fold an addition of +0 away.
-    total = jnp.where(total == 0, jnp.zeros_like(total), total)
+    total = _no_negative_zero(total)
     return total * (1 / total.dtype.type(divisor)) if divisor > 1 else total
+
+
+@jax.custom_jvp
+def _no_negative_zero(total: Array) -> Array:
+    # Zeros do not travel in zen, so no sum there is -0.0. XLA would fold an addition of +0 away.
+    return jnp.where(total == 0, jnp.zeros_like(total), total)
+
+
+_no_negative_zero.defjvps(lambda tangent, result, total: tangent)
 
 
 def _info(elements: int, dtype: jnp.dtype, n: int) -> Info:

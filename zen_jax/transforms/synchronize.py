@@ -165,12 +165,14 @@ class _Unplanned(NamedTuple):
     bucket: int | None = None
 
 
-def _by_bucket(routes: Mapping[str, LeafPlan | _Unplanned], names: Iterable[str]) -> list[list[str]]:
-    """The leaves that travel as one, for each bucket in order."""
-    found: dict[int, list[str]] = {}
-    for name in names:
+def _by_bucket(routes: Mapping[str, LeafPlan | _Unplanned], leaves: Mapping[str, Leaf]) -> list[list[str]]:
+    """The leaves that travel as one, for each bucket in order. Shards of a model axis travel apart from the rest: in
+    one array with them, leaves that are alike on that axis would no longer be known to be."""
+    found: dict[tuple[int, tuple[str, ...]], list[str]] = {}
+    for name, leaf in leaves.items():
         if routes[name].bucket is not None:
-            found.setdefault(routes[name].bucket, []).append(name)
+            kind = routes[name].bucket, tuple(sorted(map(str, _axis.varying(values_of(leaf)))))
+            found.setdefault(kind, []).append(name)
     return [found[number] for number in sorted(found)]
 
 
