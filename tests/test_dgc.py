@@ -73,7 +73,6 @@ def test_clipping_whatever_the_magnitude(scale):
     np.testing.assert_allclose(sent, expected, 1e-5)
 
 
-@pytest.mark.promoting
 @pytest.mark.parametrize(("dtype", "scale", "norm"), [(np.float32, 1e38, 10), (np.float64, 1e300, math.sqrt(1 / 2))])
 def test_clipping_loses_no_finite_gradient(dtype, scale, norm):
     """Where the factor would be subnormal it is the least normal number."""
