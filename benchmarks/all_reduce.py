@@ -56,9 +56,8 @@ def kernel_calls(gradients: jax.Array, plan: zen.LeafPlan) -> dict[str, Callable
     partition = jax.vmap(lambda x: zen.kernels.partition(x, n, push))
     positions, values, counts = add("partition", partition, units)
     inbox = [jnp.swapaxes(array, 0, 1) for array in (positions, values, counts)]
-    aggregate = jax.vmap(lambda *inbox: zen.kernels.aggregate(*inbox, size, divisor=n))
-    shards = add("aggregate", aggregate, *inbox)
-    words, values, _ = add("encode", jax.vmap(lambda x: zen.kernels.hash_bitmap_encode(x, pull)), shards)
+    aggregate_encode = jax.vmap(lambda *inbox: zen.kernels.aggregate_encode(*inbox, size, pull, divisor=n))
+    words, values, _ = add("aggregate_encode", aggregate_encode, *inbox)
     decode = lambda words, values: zen.kernels.hash_bitmap_decode(words, values, units.shape[1])  # noqa: E731
     add("decode", decode, words, values)
     return calls

@@ -8,6 +8,7 @@
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/attributes.h"
 #include "xla_ffi/cpu/aggregate.h"
+#include "xla_ffi/cpu/aggregate_encode.h"
 #include "xla_ffi/cpu/error_feedback.h"
 #include "xla_ffi/cpu/hash_bitmap_decode.h"
 #include "xla_ffi/cpu/hash_bitmap_encode.h"
@@ -123,6 +124,19 @@ ffi::Error aggregate_handler(Pool pool, ffi::AnyBuffer positions, ffi::AnyBuffer
       using T = decltype(element);
       aggregate(*problem, data<const int32_t>(positions), data<const T>(values), data<const int32_t>(counts), *divisor,
                 data<T>(*shard), context);
+    });
+  });
+}
+
+ffi::Error aggregate_encode_handler(Pool pool, ffi::AnyBuffer positions, ffi::AnyBuffer values, ffi::AnyBuffer counts,
+                                    Result words, Result units, Result count, attr::Divisor divisor, attr::Size size) {
+  const auto problem = check_aggregate_encode(positions, values, counts, *divisor, *size, *words, *units, *count);
+  if (problem.has_error()) return problem.error();
+  return launch(pool, [&](const Context& context) {
+    with_float(values.element_type(), [&](auto element) {
+      using T = decltype(element);
+      aggregate_encode(*problem, data<const int32_t>(positions), data<const T>(values), data<const int32_t>(counts),
+                       *divisor, data<uint32_t>(*words), data<T>(*units), data<int32_t>(*count), context);
     });
   });
 }
@@ -304,6 +318,7 @@ const std::vector<Registration>& registrations() {
       {"zen_partition_coo", call<partition_coo_handler>},
       {"zen_unique_ids", call<unique_ids_handler>},
       {"zen_aggregate", call<aggregate_handler>},
+      {"zen_aggregate_encode", call<aggregate_encode_handler>},
       {"zen_hash_bitmap_encode", call<encode_handler>},
       {"zen_hash_bitmap_decode", call<decode_handler>},
       {"zen_pack", call_pack},

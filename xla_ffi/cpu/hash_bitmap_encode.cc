@@ -1,99 +1,16 @@
 #include "xla_ffi/cpu/hash_bitmap_encode.h"
 
-#include <vector>
-
-#include "cuda/common/bits.h"
-#include "xla_ffi/cpu/chunk.h"
-#include "xla_ffi/cpu/memory.h"
-#include "xla_ffi/cpu/slots.h"
-#include "xla_ffi/cpu/split.h"
+#include "xla_ffi/cpu/bitmap_message.h"
 
 namespace zen {
-namespace {
-
-// One range's part of the message.
-template <typename Bits>
-struct RangeMessage {
-  Bits* values;
-  int64_t room;
-  int64_t count = 0;
-  Spill<Bits> spill;
-};
-
-void write_words(const uint64_t* masks, int64_t units, uint32_t* words) {
-  for (int64_t w = 0; w < bitmap_words(units); ++w) {
-    words[w] = static_cast<uint32_t>(masks[w / 2] >> (w % 2 * kBitsPerWord));
-  }
-}
-
-template <bool kOneElement, typename Bits>
-void append(const EncodeProblem& p, const Bits* chunk, const uint16_t* units, int64_t count,
-            RangeMessage<Bits>& message) {
-  const int64_t width = kOneElement ? 1 : p.width;
-  const int64_t fit = std::clamp<int64_t>(message.room - message.count, 0, count);
-  Bits* const out = message.values + message.count * width;
-  for (int64_t i = 0; i < fit; ++i) copy_unit(out + i * width, chunk + units[i] * width, width);
-  const int64_t wanted = std::clamp<int64_t>(p.capacity - message.count, 0, count);
-  for (int64_t i = fit; i < wanted; ++i) {
-    const Bits* const unit = chunk + units[i] * width;
-    message.spill.insert(message.spill.end(), unit, unit + width);
-  }
-  message.count += count;
-}
 
 template <typename Bits>
-void encode_range(const EncodeProblem& p, const Bits* shard, Range range, uint32_t* words, const Isa& isa,
-                  RangeMessage<Bits>& message) {
-  const auto scan = isa.scan<Bits>();
-  const auto append_chunk = p.width == 1 ? append<true, Bits> : append<false, Bits>;
-  const int64_t step = chunk_units(p.width * sizeof(Bits));
-  ChunkLists lists;
-  for (int64_t unit = range.begin; unit < range.end; unit += step) {
-    const Bits* const chunk = shard + unit * p.width;
-    const int64_t units = std::min(step, range.end - unit);
-    const int64_t count = scan(chunk, p.width, units, lists.masks, lists.units);
-    write_words(lists.masks, units, words + unit / kBitsPerWord);
-    append_chunk(p, chunk, lists.units, count, message);
-  }
-}
-
-template <typename Bits>
-int32_t join_ranges(const EncodeProblem& p, Bits* values, const RangeMessage<Bits>* messages, int64_t ranges) {
-  std::vector<int64_t> counts(ranges);
-  std::vector<const Spill<Bits>*> spills(ranges);
-  int64_t total = 0;
-  for (int64_t r = 0; r < ranges; ++r) {
-    total += counts[r] = messages[r].count;
-    spills[r] = &messages[r].spill;
-  }
-  if (ranges > 1) close_gaps(values, p.width, p.capacity, counts, spills);
-  return static_cast<int32_t>(total);
-}
-
-}  // namespace
-
-template <typename Bits>
-void hash_bitmap_encode(const EncodeProblem& problem, const Bits* shard, uint32_t* words, Bits* values, int32_t* count,
+void hash_bitmap_encode(const EncodeProblem& p, const Bits* shard, uint32_t* words, Bits* values, int32_t* count,
                         const Context& context) {
-  EncodeProblem p = problem;
-  if (p.width == 0) {
-    std::fill_n(words, p.batch * p.words, 0);
-    p.size = 0;
-  }
-  const int64_t ranges = ranges_per_item(p.batch, p.size * p.width * sizeof(Bits), 1, context);
-  std::vector<RangeMessage<Bits>> messages(p.batch * ranges);
-  context.parallel.run(p.batch * ranges, [&](int64_t task) {
-    const int64_t b = task / ranges, r = task % ranges;
-    const int64_t begin = slot_begin(p.capacity, ranges, r);
-    RangeMessage<Bits>& message = messages[task];
-    message.values = values + (b * p.capacity + begin) * p.width;
-    message.room = slot_begin(p.capacity, ranges, r + 1) - begin;
-    encode_range(p, shard + b * p.size * p.width, range_of(r, ranges, p.size, kChunkGrain), words + b * p.words,
-                 context.isa, message);
-  });
-  context.parallel.run(p.batch, [&](int64_t b) {
-    count[b] = join_ranges(p, values + b * p.capacity * p.width, &messages[b * ranges], ranges);
-  });
+  const auto encode = [&](int64_t b, Range range, uint32_t* words, RangeMessage<Bits>& message) {
+    encode_range(p, shard + (b * p.size + range.begin) * p.width, range, words, context.isa, message);
+  };
+  write_bitmap_messages(p, words, values, count, context, encode);
 }
 
 template void hash_bitmap_encode(const EncodeProblem&, const uint16_t*, uint32_t*, uint16_t*, int32_t*, const Context&);

@@ -1,4 +1,4 @@
-// aggregate() against the definition: sums in worker order, bit for bit, with subnormals flushed by the caller's
+// aggregate() and aggregate_encode() against the definition: sums in worker order, bit for bit, with subnormals flushed by the caller's
 // thread.
 #include "xla_ffi/cpu/aggregate.h"
 
@@ -8,12 +8,16 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
 
+#include "cuda/common/bits.h"
+#include "xla_ffi/cpu/aggregate_encode.h"
+#include "xla_ffi/cpu/hash_bitmap_encode.h"
 #include "xla_ffi/tests/check.h"
 #include "xla_ffi/tests/contexts.h"
 
@@ -51,6 +55,29 @@ std::vector<T> expected_shard(const AggregateProblem& p, const int32_t* position
   const Sum reciprocal = Sum{1} / static_cast<Sum>(divisor);
   for (size_t i = 0; i < sums.size(); ++i) round_to(sums[i] * reciprocal, &shard[i]);
   return shard;
+}
+
+// aggregate_encode() gives what hash_bitmap_encode() makes of the shard, with room for all units and for few.
+template <typename T>
+void test_encode(const AggregateProblem& p, const int32_t* positions, const T* values, const int32_t* counts,
+                 int64_t divisor, const std::vector<T>& shard, const Context& context) {
+  using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
+  for (const int64_t room : {p.size + 1, p.size / 3 + 1}) {
+    const int64_t word_count = bitmap_words(p.size);
+    std::vector<uint32_t> words(p.batch * word_count, 7), expected_words(words.size());
+    std::vector<T> units(p.batch * room * p.width), expected_units(units.size());
+    std::vector<int32_t> found(p.batch), expected(p.batch);
+    const AggregateEncodeProblem problem = {p, room};
+    aggregate_encode(problem, positions, values, counts, divisor, words.data(), units.data(), found.data(), context);
+    const EncodeProblem encode = {p.batch, p.size, p.width, word_count, room};
+    hash_bitmap_encode(encode, reinterpret_cast<const Bits*>(shard.data()), expected_words.data(),
+                       reinterpret_cast<Bits*>(expected_units.data()), expected.data(), context);
+    ZEN_CHECK(words == expected_words && found == expected);
+    for (int64_t b = 0; b < p.batch; ++b) {
+      const int64_t first = b * room * p.width, held = std::min<int64_t>(found[b], room) * p.width;
+      ZEN_CHECK(std::equal(&units[first], &units[first] + held, &expected_units[first], same_bits<T>));
+    }
+  }
 }
 
 // Strictly ascending positions, some outside the shard on either side; counts below, at and above the capacity.
@@ -92,6 +119,7 @@ void test(const AggregateProblem& p, int64_t divisor) {
     _mm_setcsr(control);
 #endif
     ZEN_CHECK(std::equal(expected.begin(), expected.end(), shard.begin(), same_bits<T>));
+    test_encode(p, positions.data(), values.data(), counts.data(), divisor, shard, context);
   });
 }
 

@@ -1,7 +1,7 @@
 """The kernels: each a typed function with CUDA, CPU and pure-JAX lowerings.
 
 `send_drawn`, `send_reaching` and `unique_ids` have no CUDA of their own.
-`aggregate_encode` is one kernel on CUDA and two in a row elsewhere.
+`aggregate_encode` is two of them in a row in pure JAX, one elsewhere.
 
 They agree bit for bit, but for sums of subnormals, which XLA flushes to zero where pure JAX runs on a CPU.
 """

@@ -18,7 +18,7 @@ def aggregate_encode(
 ) -> tuple[Array, Array, Array]:
     """`hash_bitmap_encode(aggregate(positions, values, counts, size), capacity)`, to the bit.
 
-    On CUDA it is one kernel, and the shard between the two is never written to memory.
+    As a custom call it is one kernel, and the shard between the two is never written to memory.
 
     Args:
       positions: int32 [n, C], strictly ascending within each worker's first counts[i] entries.

@@ -1,0 +1,107 @@
+// The sums of a server's shard, a block at a time.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "cuda/common/problem.h"
+#include "xla_ffi/cpu/float16.h"
+#include "xla_ffi/cpu/memory.h"
+#include "xla_ffi/cpu/split.h"
+
+namespace zen {
+
+// What all workers sent to one server: positions [n, capacity], values [n, capacity, width], counts [n].
+template <typename T>
+struct Inbox {
+  const int32_t* positions;
+  const T* values;
+  const int32_t* counts;
+
+  Inbox item(const AggregateProblem& p, int64_t b) const {
+    const int64_t first = b * p.n * p.capacity;
+    return {positions + first, values + first * p.width, counts + b * p.n};
+  }
+};
+
+// Sums blocks of positions that fit the first-level cache, one worker after another.
+template <typename T>
+class BlockSummer {
+ public:
+  // Blocks hold a multiple of `grain` units.
+  BlockSummer(const AggregateProblem& p, const Inbox<T>& inbox, int64_t divisor, int64_t grain)
+      : p_(p),
+        inbox_(inbox),
+        reciprocal_(Accumulator<T>{1} / static_cast<Accumulator<T>>(divisor)),
+        block_units_(std::max<int64_t>(1, kBlockBytes / (p.width * sizeof(Accumulator<T>)) / grain) * grain),
+        sums_(block_units_ * p.width),
+        rounded_(kRounds ? sums_.size() : 0),
+        next_(p.n) {}
+
+  // Calls take(unit, units, block) for the blocks of a range in order, with the sums of `units` units from `unit` on.
+  // take() leaves zeros in the block.
+  template <typename Take>
+  void sum(Range range, Take&& take) {
+    for (int64_t worker = 0; worker < p_.n; ++worker) {
+      const int32_t* const positions = inbox_.positions + worker * p_.capacity;
+      next_[worker] = std::lower_bound(positions, positions + entries(worker), range.begin) - positions;
+    }
+    for (int64_t unit = range.begin; unit < range.end; unit += block_units_) {
+      const int64_t units = std::min(block_units_, range.end - unit);
+      for (int64_t worker = 0; worker < p_.n; ++worker) {
+        next_[worker] = p_.width == 1 ? add_worker<true>(worker, unit, units) : add_worker<false>(worker, unit, units);
+      }
+      take(unit, units, finished(units * p_.width));
+    }
+  }
+
+ private:
+  static constexpr int64_t kBlockBytes = 16 << 10;
+  static constexpr bool kRounds = !std::is_same_v<T, Accumulator<T>>;
+
+  int64_t entries(int64_t worker) const {
+    return std::clamp<int64_t>(inbox_.counts[worker], 0, p_.capacity);
+  }
+
+  // Adds the worker's entries in [begin, begin + units) and returns the first entry behind them.
+  template <bool kOneElement>
+  int64_t add_worker(int64_t worker, int64_t begin, int64_t units) {
+    const int64_t width = kOneElement ? 1 : p_.width;
+    const int32_t* const positions = inbox_.positions + worker * p_.capacity;
+    const T* const values = inbox_.values + worker * p_.capacity * width;
+    const int64_t last = entries(worker), end = begin + units;
+    int64_t entry = next_[worker];
+    for (; entry < last && positions[entry] < end; ++entry) {
+      const uint64_t local = static_cast<uint64_t>(positions[entry] - begin);
+      if (local >= static_cast<uint64_t>(units)) continue;  // out of order: ignored, whatever the caller did
+      Accumulator<T>* const sum = sums_.data() + local * width;
+      for (int64_t i = 0; i < width; ++i) sum[i] += widen(values[entry * width + i]);
+    }
+    return entry;
+  }
+
+  T* finished(int64_t elements) {
+    if (reciprocal_ != 1) {
+      for (int64_t i = 0; i < elements; ++i) sums_[i] *= reciprocal_;
+    }
+    if constexpr (kRounds) {
+      for (int64_t i = 0; i < elements; ++i) round_to(sums_[i], &rounded_[i]);
+      std::fill_n(sums_.data(), elements, Accumulator<T>{0});
+      return rounded_.data();
+    } else {
+      return sums_.data();
+    }
+  }
+
+  const AggregateProblem& p_;
+  const Inbox<T> inbox_;
+  const Accumulator<T> reciprocal_;  // as XLA compiles the division of pmean
+  const int64_t block_units_;
+  AlignedVector<Accumulator<T>> sums_;
+  AlignedVector<T> rounded_;
+  std::vector<int64_t> next_;
+};
+
+}  // namespace zen
