@@ -76,14 +76,17 @@ struct Avx512 {
   static uint64_t pick_bits(uint64_t mask, uint64_t which) { return _pext_u64(mask, which); }
 
   static int64_t list(uint64_t mask, int64_t base, uint16_t* out) {
-    alignas(64) static constexpr uint16_t kIota[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
-                                                       16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
-    const __m512i low = _mm512_add_epi16(load(kIota), _mm512_set1_epi16(static_cast<int16_t>(base)));
-    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(32));
-    const int64_t low_count = __builtin_popcount(static_cast<uint32_t>(mask));
-    _mm512_storeu_si512(out, _mm512_maskz_compress_epi16(static_cast<uint32_t>(mask), low));
-    _mm512_storeu_si512(out + low_count, _mm512_maskz_compress_epi16(static_cast<uint32_t>(mask >> 32), high));
-    return __builtin_popcountll(mask);
+    alignas(64) static constexpr uint8_t kIota[64] = {
+        0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
+        22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43,
+        44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
+    const __m512i first = _mm512_set1_epi16(static_cast<int16_t>(base));
+    const __m512i offsets = _mm512_maskz_compress_epi8(mask, load(kIota));
+    const auto entries = [&](__m256i half) { return _mm512_add_epi16(_mm512_cvtepu8_epi16(half), first); };
+    const int64_t count = __builtin_popcountll(mask);
+    _mm512_storeu_si512(out, entries(_mm512_castsi512_si256(offsets)));
+    if (count > 32) _mm512_storeu_si512(out + 32, entries(_mm512_extracti64x4_epi64(offsets, 1)));
+    return count;
   }
 
   static void drain_line(char* to, char* from) {
