@@ -74,8 +74,9 @@ void test_encode(const AggregateProblem& p, const int32_t* positions, const T* v
                        reinterpret_cast<Bits*>(expected_units.data()), expected.data(), context);
     ZEN_CHECK(words == expected_words && found == expected);
     for (int64_t b = 0; b < p.batch; ++b) {
-      const int64_t first = b * room * p.width, held = std::min<int64_t>(found[b], room) * p.width;
-      ZEN_CHECK(std::equal(&units[first], &units[first] + held, &expected_units[first], same_bits<T>));
+      const T* const first = units.data() + b * room * p.width;
+      const int64_t held = std::min<int64_t>(found[b], room) * p.width;
+      ZEN_CHECK(std::equal(first, first + held, expected_units.data() + b * room * p.width, same_bits<T>));
     }
   }
 }
