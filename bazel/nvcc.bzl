@@ -13,8 +13,9 @@ def cuda_object(name, source, headers):
         name = name,
         srcs = [source] + headers,
         outs = [source[:-len(".cu")] + ".cu.o"],
-        cmd = " ".join([NVCC, "-c -O3 -std=c++17 -I. -Xcompiler=-fPIC,-fvisibility=hidden"] +
+        # nvcc names what it keeps in between by its process, of which every sandbox has one of the same number.
+        cmd = " ".join(["export TMPDIR=$$(mktemp -d -p $$PWD) &&", NVCC, "-c -O3 -std=c++17 -I. -Xcompiler=-fPIC,-fvisibility=hidden"] +
                        ["'%s'" % flag for flag in _ARCHITECTURES] +
-                       ["$(location %s) -o $@" % source]),
+                       ["$(location %s) -o $@ && rm -r $$TMPDIR" % source]),
         tags = TAGS,
     )
