@@ -259,7 +259,7 @@ ffi::ErrorOr<MessageProblem> check_unpack_joined(ffi::AnyBuffer messages, ffi::A
   check.dtype("positions", positions, ffi::S32);
   check.float_dtype("values", values);
   check.servers(n);
-  check.capacity(capacity);
+  check.in_range("capacity", capacity, 1, sent[1]);
   check.shape("counts", counts, {n});
   check.shape("positions", positions, {room});
   if (!check.ok()) return ffi::Unexpected(check.error());

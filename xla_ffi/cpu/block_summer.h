@@ -30,12 +30,13 @@ struct Inbox {
 template <typename T>
 class BlockSummer {
  public:
-  // Blocks hold a multiple of `grain` units.
+  // Blocks hold a multiple of `grain` units, or the whole shard.
   BlockSummer(const AggregateProblem& p, const Inbox<T>& inbox, int64_t divisor, int64_t grain)
       : p_(p),
         inbox_(inbox),
         reciprocal_(Accumulator<T>{1} / static_cast<Accumulator<T>>(divisor)),
-        block_units_(std::max<int64_t>(1, kBlockBytes / (p.width * sizeof(Accumulator<T>)) / grain) * grain),
+        block_units_(
+            std::min(p.size, std::max<int64_t>(1, kBlockBytes / (p.width * sizeof(Accumulator<T>)) / grain) * grain)),
         sums_(block_units_ * p.width),
         rounded_(kRounds ? sums_.size() : 0),
         next_(p.n) {}

@@ -233,7 +233,8 @@ class Feedback {
     const auto log = [&](int64_t begin, const uint16_t* listed, int64_t count) {
       pass.log.add(leaf_, begin, listed, count);
     };
-    pass.log.reserve(leaf_, most / ranges_ + most / ranges_ / 8 + kBlock);
+    const int64_t expected = std::max<int64_t>(most, 0) / ranges_;  // bounds may be traced, and nobody has checked them
+    pass.log.reserve(leaf_, expected + expected / 8 + kBlock);
     Room room(leaf_.isa);
     for_each_block(range, [&](int64_t begin, int64_t count) {
       leaf_.accumulate_in_place(begin, count);

@@ -3,9 +3,12 @@
 #include "xla_ffi/cpu/aggregate.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <random>
 #include <string>
 #include <type_traits>
@@ -20,6 +23,21 @@
 #include "xla_ffi/cpu/hash_bitmap_encode.h"
 #include "xla_ffi/tests/check.h"
 #include "xla_ffi/tests/contexts.h"
+
+namespace {
+
+// The largest piece of memory that was asked for at a cache line, as the blocks of sums are.
+std::atomic<size_t> largest_block = 0;
+
+}  // namespace
+
+void* operator new(size_t bytes, std::align_val_t alignment) {
+  for (size_t seen = largest_block; seen < bytes && !largest_block.compare_exchange_weak(seen, bytes);) continue;
+  const size_t line = static_cast<size_t>(alignment);
+  if (void* const block = std::aligned_alloc(line, (bytes + line - 1) / line * line)) return block;
+  throw std::bad_alloc();
+}
+void operator delete(void* block, std::align_val_t) noexcept { std::free(block); }
 
 namespace zen {
 namespace {
@@ -151,6 +169,23 @@ void test_unordered_positions() {
   });
 }
 
+// Few units, however wide, are summed in a block of their size.
+void test_memory_of_few_wide_units() {
+  for_each_context([&](const Context& context, const std::string& name) {
+    Checks::testing = name + ", few wide units";
+    const AggregateEncodeProblem p = {{1, 2, 1, 100003, 3}, 3};
+    const std::vector<int32_t> positions = {0, 2}, counts = {1, 1};
+    const std::vector<float> values(2 * p.width, 1.0f);
+    std::vector<float> units(p.room * p.width);
+    uint32_t words;
+    int32_t count;
+    largest_block = 0;
+    aggregate_encode(p, positions.data(), values.data(), counts.data(), 1, &words, units.data(), &count, context);
+    ZEN_CHECK(words == 5 && count == 2);
+    ZEN_CHECK(largest_block <= units.size() * sizeof(float));
+  });
+}
+
 }  // namespace
 }  // namespace zen
 
@@ -160,5 +195,6 @@ int main() {
   zen::test_shapes<zen::Float16>();
   zen::test_shapes<zen::BFloat16>();
   zen::test_unordered_positions();
+  zen::test_memory_of_few_wide_units();
   return zen::test_result();
 }

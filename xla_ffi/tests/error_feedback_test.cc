@@ -231,7 +231,8 @@ void test_any_bounds(const FeedbackProblem& p, const State& state, int64_t chunk
   constexpr int32_t kLeast = std::numeric_limits<int32_t>::min(), kMost = std::numeric_limits<int32_t>::max();
   const State totals = accumulated(state, false);
   for (const LargestBounds& bounds : {LargestBounds{0, 0, 0, 0}, LargestBounds{-1, 5, kLeast, kLeast},
-                                      LargestBounds{5, 5, kMost, 0}, LargestBounds{5, 5, 0, kMost}}) {
+                                      LargestBounds{5, 5, kMost, 0}, LargestBounds{5, 5, 0, kMost},
+                                      LargestBounds{kLeast, kLeast, 900, 1}}) {
     for_each_context([&](const Context& context, const std::string& how) {
       Checks::testing = how + ", bounds from " + std::to_string(bounds.below) + " to " + std::to_string(bounds.above);
       State actual = state;
