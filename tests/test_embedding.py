@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 from hypothesis import given
 from jax.extend.core import ClosedJaxpr
+from jax.sharding import AxisType
 from lookups import RNG, TABLE, D, K, N, V, assert_well_formed, ids_in_range, integers
 
 import zen_jax as zen
@@ -93,6 +94,13 @@ BAD = {
         "padding_id=True must be None or an integer",
     ),
     "combiner": (lambda t: embedding.bag(t, np.array([1]), combiner="max"), "combiner='max' is unknown"),
+    "cast ids": (
+        lambda t: embedding.value_and_grad(
+            lambda p: embedding.lookup(jax.tree.map(lambda x: x.astype(jnp.bfloat16), p), np.array([1])).sum(),
+            lambda: {"": np.array([1])},
+        )(t),
+        "TakenRows has ids of bfloat16, but they must be int32",
+    ),
     "no bag": (lambda t: embedding.bag(t, np.int32(1)), "must have a last axis"),
     "name": (
         lambda t: embedding.value_and_grad(lambda p: 0.0, lambda: {"tabel": np.array([1])})({"table": t}),
@@ -139,9 +147,11 @@ def test_unknown_ids_outside_are_nan(table_for, bad):
     np.testing.assert_array_equal(actual, [TABLE[3], np.full(D, np.nan)])
 
 
-def test_ids_that_were_not_taken_are_nan():
-    taken = embedding.take_rows(jnp.asarray(TABLE), jnp.array([3, 9]))
-    np.testing.assert_array_equal(embedding.lookup(taken, jnp.array([9, 4])), [TABLE[9], np.full(D, np.nan)])
+@pytest.mark.parametrize("ids", [[3, 9], []])
+def test_ids_that_were_not_taken_are_nan(ids):
+    taken = embedding.take_rows(jnp.asarray(TABLE), jnp.array(ids, jnp.int32))
+    expected = [TABLE[i] if i in ids else np.full(D, np.nan) for i in (9, 4)]
+    np.testing.assert_array_equal(embedding.lookup(taken, jnp.array([9, 4])), expected)
 
 
 # --- differentiation --------------------------------------------------------------------------------------------------
@@ -251,11 +261,16 @@ def nnx_model():
 
 
 def test_linen_table_with_partitioning():
-    """Its parameter is boxed, as `nn.with_partitioning` wants it."""
+    """Its parameter is boxed, as `nn.with_partitioning` wants it; rows of it are not sharded as the table is."""
     init = nn.with_partitioning(nn.initializers.ones_init(), ("vocabulary", None))
-    model, ids = zen_jax.embedding.linen.Embed(V, D, embedding_init=init), jnp.array([1, 2])
+    model, ids = zen_jax.embedding.linen.Embed(V + 1, D, embedding_init=init), jnp.array([1, 2, 1])
     params = model.init(jax.random.key(0), ids)
-    np.testing.assert_array_equal(model.apply(params, ids), np.ones((2, D)))
+    np.testing.assert_array_equal(model.apply(params, ids), np.ones((3, D)))
+    loss = lambda params, ids: jnp.sum(model.apply(params, ids) ** 2)  # noqa: E731
+    step = jax.jit(embedding.value_and_grad(loss, lambda ids: {"params/embedding": ids}))
+    with jax.set_mesh(jax.make_mesh((2,), ("vocabulary",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])):
+        _, gradients = step(params, ids)
+    np.testing.assert_array_equal(gradients["params"]["embedding"].value.rows, [[4] * D, [2] * D, [0] * D])
 
 
 @pytest.mark.parametrize("model", [linen_model, nnx_model])

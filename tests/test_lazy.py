@@ -115,6 +115,20 @@ def test_lazy_around_masks():
     jax.tree.map(assert_same_bits, around, expected)
 
 
+@pytest.mark.parametrize("poisoned", ["table", "head"])
+def test_state_of_one_number_a_leaf(poisoned):
+    """It is cut to no rows: what a whole table's says, its touched rows say."""
+    inner = optax.chain(optax.zero_nans(), optax.sgd(0.25))
+    rows = {name: integers(3, D) for name in ("table", "head")}
+    rows[poisoned][1, 1] = np.nan
+    params = {name: jnp.asarray(TABLE) for name in rows}
+    gradients = {name: merged(np.array([1, 5, 8]), rows[name]) for name in rows}
+    actual, (found, _) = run_steps(embedding.lazy(inner), params, [gradients])
+    expected, _ = run_steps(inner, params, [{name: gradients[name].to_dense() for name in rows}])
+    jax.tree.map(assert_same_bits, actual, expected)
+    assert {name: bool(value) for name, value in found.found_nan.items()} == {name: name == poisoned for name in rows}
+
+
 def test_gradients_of_another_table_are_refused():
     """Also by an optimizer without state."""
     optimizer, table = embedding.lazy(optax.sgd(0.1)), jnp.asarray(TABLE[1:])
@@ -123,10 +137,14 @@ def test_gradients_of_another_table_are_refused():
         optimizer.update(gradient, optimizer.init(table), table)
 
 
-def test_multi_steps_inside_are_refused():
-    inner = optax.chain(optax.clip(1.0), optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation())
-    with pytest.raises(ValueError, match="MultiSteps inside"):
-        embedding.lazy(inner).init(jnp.asarray(TABLE))
+@pytest.mark.parametrize(
+    "inner",
+    [optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation(), optax.apply_every(2)],
+    ids=["multi", "every"],
+)
+def test_transformations_of_several_steps_are_refused(inner):
+    with pytest.raises(ValueError, match="MultiSteps or apply_every inside"):
+        embedding.lazy(optax.chain(optax.clip(1.0), inner)).init(jnp.asarray(TABLE))
 
 
 def test_gradients_that_a_scan_has_stacked_merge():

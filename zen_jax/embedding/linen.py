@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from zen_jax._typing import Array
-from zen_jax.embedding.lookup import looked_up
+from zen_jax.embedding.lookup import is_taken, looked_up
 
 
 class Embed(nn.Module):
@@ -41,8 +41,10 @@ class Embed(nn.Module):
     def __call__(self, ids: Array) -> Array:
         """[*ids.shape, D], or [*ids.shape[:-1], D] with a combiner."""
         if self.has_variable("params", "embedding"):
-            # self.param refuses what stands for the table in value_and_grad.
-            table = nn.meta.unbox(self.get_variable("params", "embedding"))
+            held = self.get_variable("params", "embedding")
+            # What stands for the table in value_and_grad self.param refuses, and a box would shard it like the table.
+            taken = [leaf for leaf in jax.tree.leaves(held, is_leaf=is_taken) if is_taken(leaf)]
+            table = taken[0] if taken else nn.meta.unbox(held)
         else:
             table = self.param("embedding", self.embedding_init, (self.num_embeddings, self.features), self.param_dtype)
         return looked_up(table, ids, self.combiner, self.padding_id, self.dtype)

@@ -54,6 +54,11 @@ class TakenRows:
         return RowSparseGradient(self.ids, rows, self.num_rows)
 
 
+def is_taken(table: Any) -> bool:
+    """Whether a `TakenRows` stands for a table: for `is_leaf` of `jax.tree`."""
+    return isinstance(table, TakenRows)
+
+
 def take_rows(table: Array, ids: PyTree, *, padding_id: int | None = None) -> TakenRows:
     """Sets apart the rows of a table that a step looks up.
 
@@ -102,20 +107,28 @@ def lookup(table: Array | TakenRows, ids: Array, *, padding_id: int | None = Non
       [*ids.shape, ...D] of the table's dtype.
 
     Raises:
-      ValueError: for ids that are no integers, or outside [0, V). Under jit, where ids are not known, their rows are
-        NaN; so are those of ids that `take_rows` was not given.
+      ValueError: for ids that are no integers, or outside [0, V), or a TakenRows whose own ids were cast. Under jit,
+        where ids are not known, their rows are NaN; so are those of ids that `take_rows` was not given.
 
     >>> import jax.numpy as jnp
     >>> lookup(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1, -1, 0]), padding_id=-1).tolist()
     [[3.0, 4.0], [0.0, 0.0], [1.0, 2.0]]
     """
-    table = table if isinstance(table, TakenRows) else jnp.asarray(table)
+    if not is_taken(table):
+        table = jnp.asarray(table)
+    elif table.ids.dtype != jnp.int32:
+        raise ValueError(
+            f"TakenRows has ids of {table.ids.dtype}, but they must be int32: something has cast or computed with all "
+            "arrays of the parameters. Leave out integers, or cast what is looked up."
+        )
     num_rows = _num_rows(table)
     check_ids(ids, num_rows, padding_id)
     ids = widened(ids)
     at = _valid_or(num_rows, ids, num_rows, padding_id)
-    rows = table.rows if isinstance(table, TakenRows) else table
-    if isinstance(table, TakenRows) and rows.shape[0]:
+    rows = table.rows if is_taken(table) else table
+    if not rows.shape[0]:
+        rows = jnp.full_like(rows, jnp.nan, shape=(1, *rows.shape[1:]))  # JAX refuses to read from nothing
+    elif is_taken(table):
         found = jnp.searchsorted(table.ids, at.reshape(-1)).astype(jnp.int32).reshape(at.shape)
         missing = (at == num_rows) | (table.ids.at[found].get(mode="clip") != at)
         at = jnp.where(missing, rows.shape[0], found)

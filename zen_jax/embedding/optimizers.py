@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from zen_jax._typing import PyTree
@@ -24,14 +25,14 @@ def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExt
     Args:
       inner: any transformation that works element by element, or over the whole tree as `optax.clip_by_global_norm`,
         with its state; not one that looks at a whole table, such as `optax.adafactor` or `optax.lamb`, nor
-        `optax.MultiSteps`, whose last step would leave the rows of the others out.
+        `optax.MultiSteps` or `optax.apply_every`, whose last step would leave the rows of the others out.
 
     Returns:
       A transformation whose state is that of `inner`, whose updates of tables are row-sparse, and which takes
       gradients after `zen_jax.synchronize`. `optax.apply_updates` writes the touched rows only.
 
     Raises:
-      ValueError: at init for `optax.MultiSteps`; at update for a gradient of another shape than its table.
+      ValueError: at init for `MultiSteps` or `apply_every`; at update for a gradient of another shape than its table.
 
     >>> import jax.numpy as jnp, optax
     >>> from zen_jax.row_sparse import RowSparseGradient
@@ -47,18 +48,18 @@ def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExt
 
     def init(params: PyTree) -> PyTree:
         state = inner.init(params)
-        if any(map(_is_multi_steps, jax.tree.leaves(state, is_leaf=_is_multi_steps))):
+        if any(map(_is_of_steps, jax.tree.leaves(state, is_leaf=_is_of_steps))):
             raise ValueError(
-                "lazy has optax.MultiSteps inside, which would lose the rows that its last step does not touch. Add up "
-                "the gradients before update, by RowSparseGradient.from_lookups."
+                "lazy has optax.MultiSteps or apply_every inside, which would lose the rows that its last step does "
+                "not touch. Add up the gradients before update, by RowSparseGradient.from_lookups."
             )
         return state
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         updates = jax.tree.map(_intact, updates, is_leaf=is_row_sparse)
-        # A tree like the state, with the gradient at whatever the state holds of a table.
+        # A tree like the state, with the gradient at whatever the state holds of a table's rows.
         gradients = optax.tree_utils.tree_map_params(
-            inner, lambda held, gradient: held if _is_masked(held) else gradient, state, updates, is_leaf=_is_masked
+            inner, lambda held, gradient: gradient if _has_rows(held) else held, state, updates, is_leaf=_is_masked
         )
         rows = jax.tree.map(values_of, updates, is_leaf=is_row_sparse)
         state_of_rows = jax.tree.map(_touched, state, gradients)
@@ -95,8 +96,13 @@ def _is_masked(state: Any) -> bool:
     return isinstance(state, optax.MaskedNode)
 
 
-def _is_multi_steps(state: Any) -> bool:
-    return isinstance(state, optax.MultiStepsState)
+def _has_rows(held: Any) -> bool:
+    """Not so what is masked, or one number for a whole leaf, as in `optax.zero_nans`."""
+    return not _is_masked(held) and jnp.ndim(held) > 0
+
+
+def _is_of_steps(state: Any) -> bool:
+    return isinstance(state, optax.MultiStepsState | optax.ApplyEvery)
 
 
 def _intact(leaf: Any) -> Any:
