@@ -1,8 +1,10 @@
 """`zen-jax`: what it prints equals the Python API, bad input gets one line and exit code 2, examples run as shown."""
 
 import json
+import os
 import re
 import shlex
+import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -181,6 +183,17 @@ def test_bench_makes_gradients_up_and_keeps_float64(zen_jax, folder):
     np.savez(folder / "double.npz", a=np.ones((2, 32, 4)))
     code, printed, _ = zen_jax("bench", "double.npz", "--schemes", "dense", "--repeats", 1, *LINKS, "--json", "-")
     assert (code, json.loads(printed)["schemes"][0]["bytes"]) == (DONE, 32 * 4 * 8)
+
+
+def test_nobody_reads_what_it_prints(zen_jax, monkeypatch):
+    """The reader of a pipe has gone, or there is no standard output; files are written all the same."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        for number, stdout in enumerate((pipe, None)):
+            monkeypatch.setattr(sys, "stdout", stdout)
+            assert main(["plan", "profile.json", "--save", f"unread{number}.json"]) == DONE
+            assert zen.Plan.load(f"unread{number}.json").n == N
 
 
 def test_figures(zen_jax):

@@ -273,6 +273,8 @@ def test_simulate():
         assert point.choice["table"] == best.candidate.scheme
         assert point.estimate.bounds["table"].nbytes <= GRADIENTS["table"][0].nbytes
     assert "4096" in str(simulation)
+    of_numpy = zen.simulate(PROFILE, zen.Cluster(8, inter_gbps=1), workers=np.array([2, 8]))
+    assert json.loads(json.dumps(of_numpy.to_json()))["points"] == simulation.to_json()["points"][:2]
 
 
 def test_bad_simulations():

@@ -235,6 +235,17 @@ def test_live_in_parts():
         profiler.profile()
 
 
+def test_a_step_of_all_leaves_is_one_of_some_of_them():
+    """Or a profiler whose first step took few would wait for more such steps for ever."""
+    profiler = zen.Profiler()
+    transform = zen.synchronize(harness.AXIS, plan=profiler, scheme="dense")
+    step = harness.spmd(lambda g: transform.update(g, None)[0], "vmap", 2)
+    head, table = {"head": jnp.ones((2, 3))}, {"table": jnp.ones((2, 5, 4))}
+    for gradients in (head, head | table, head | table):
+        step(gradients)
+    assert profiler.steps == profiler.profile().steps == 2
+
+
 @pytest.mark.parametrize(
     ("shape", "options", "message"),
     [

@@ -40,7 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         output.check_apart(options)
         output.show(COMMANDS[options.command].run(options), options)
-        sys.stdout.flush()
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:

@@ -60,7 +60,7 @@ def show(result: Result | None, options: argparse.Namespace) -> None:
             Path(file).write_text(text + "\n", encoding="utf-8")
     if getattr(options, "plot", None):
         _draw(result, options.plot)
-    print(text if STDOUT in options.json else result.text)
+    print(text if STDOUT in options.json else result.text, flush=True)
 
 
 @contextlib.contextmanager

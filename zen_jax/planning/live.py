@@ -119,7 +119,7 @@ class Profiler:
     @property
     def steps(self) -> int | None:
         """How many steps it has seen run that synchronised every leaf; None before any was traced with it."""
-        return min(map(len, self._seen().values()), default=None)
+        return min(_steps(self._seen()).values(), default=None)
 
     def _seen(self) -> dict[Group, list[Report]]:
         """A report for each step: they are the same on every device, and a host may see several devices'."""
@@ -132,13 +132,19 @@ class Profiler:
         reports = [report for of_group in seen.values() for report in of_group]
         if not reports:
             raise ValueError("the profiler has seen no step. Hand it to zen_jax.synchronize or value_and_grad as plan.")
-        for group, of_group in seen.items():
-            if not of_group:
+        steps = _steps(seen)
+        for group, run in steps.items():
+            if not run:
                 raise ValueError(f"the profiler has seen no step that synchronises {', '.join(group)}. Run one first.")
         for name, (shape, dtype) in self._leaves.items():
             counted = [report[name] for report in reports if name in report]
             leaves[name] = leaf_profile(shape, dtype, counted) if counted else LeafProfile(shape, dtype)
-        return SparsityProfile(leaves=leaves, steps=min(map(len, seen.values())), **self._options)
+        return SparsityProfile(leaves=leaves, steps=min(steps.values()), **self._options)
+
+
+def _steps(seen: Mapping[Group, list[Report]]) -> dict[Group, int]:
+    """How many steps synchronised the leaves of each group, those included that took more leaves with them."""
+    return {group: sum(len(reports) for other, reports in seen.items() if set(group) <= set(other)) for group in seen}
 
 
 def _touched(leaf: Array, n: int) -> dict[int, Touched]:

@@ -120,6 +120,7 @@ def simulate(
     for n in workers:
         errors.check_at_least("workers", n, 2)
         errors.check_workers(n)
+        n = int(n)  # NumPy's know no bit_length
         devices = min(n, cluster.devices_per_host)
         if flat and n % devices:
             raise ValueError(f"workers={n} do not fill hosts of {devices} devices. Use multiples of {devices}.")
