@@ -11,6 +11,7 @@ Choose a rate so low that sending outweighs computing: emulated hosts share this
 """
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -131,7 +132,7 @@ def parse() -> argparse.Namespace:
         "--repeats", type=at_least(1), default=3, help="timed calls, each with another step's gradients"
     )
     parser.add_argument("--coordinator", help="HOST:PORT of rank 0, on given hosts; --rate tells their links' rate")
-    parser.add_argument("--rank", type=int, help="this host's place, with --coordinator")
+    parser.add_argument("--rank", type=at_least(0), help="this host's place, with --coordinator")
     parser.add_argument("--interface", default="eth0", help="this host's network interface, with --coordinator")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="PNG of the times; needs matplotlib")
@@ -142,6 +143,10 @@ def parse() -> argparse.Namespace:
         parser.error("--coordinator and --rank go together")
     if options.coordinator and (len(options.hosts), len(options.rate)) != (1, 1):
         parser.error("given hosts have one number (--hosts) and one rate (--rate)")
+    if options.coordinator and options.rank >= options.hosts[0]:
+        parser.error(f"--rank {options.rank} must be below --hosts {options.hosts[0]}")
+    if options.coordinator and not re.fullmatch(r".+:\d+", options.coordinator):
+        parser.error(f"--coordinator {options.coordinator!r} must be HOST:PORT, of rank 0")
     if options.coordinator and options.peers:
         parser.error("peers run among emulated hosts alone: leave out --peers or --coordinator")
     if options.plot and find_spec("matplotlib") is None:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from benchmarks import emulated_hosts, network_report
+from benchmarks import emulated_hosts, network, network_report
 from benchmarks.group import UNLIMITED
 
 
@@ -24,6 +24,22 @@ def may_emulate_hosts(tmp_path_factory):
         except emulated_hosts.HostsError as refusal:
             pytest.skip(str(refusal))
         yield
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("--coordinator host0:7700", "--coordinator and --rank go together"),
+        ("--coordinator host0:7700 --rank 4", "--rank 4 must be below --hosts 4"),
+        ("--coordinator host0:7700 --rank -1", "--rank: '-1' must be an integer of at least 0"),
+        ("--coordinator host0 --rank 0", "--coordinator 'host0' must be HOST:PORT"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(place, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["network", *place.split()])
+    with pytest.raises(SystemExit, match="2"):
+        network.parse()
+    assert message in capsys.readouterr().err
 
 
 def test_report_relates_times_to_bytes(tmp_path):

@@ -91,6 +91,7 @@ def test_micro_f1_counts_pairs_of_a_comment_and_a_label():
         ({"labels": None}, "labels.txt"),
         ({"valid": None}, "valid.tsv.gz"),
         ({"train": "0\tgood\n2\tbad\n"}, "train.tsv.gz, line 2: expected label ids below 2"),
+        ({"labels": "great joy\nsadness\n", "train": "2\tbad\n"}, "train.tsv.gz, line 1: expected label ids below 2"),
         ({"valid": "0 good\n"}, "valid.tsv.gz, line 1: expected label ids"),
         ({"valid": "joy\tgood\n"}, "valid.tsv.gz, line 1: expected label ids"),
         ({}, "2 training examples are too few for a step of 8 workers"),

@@ -1,8 +1,10 @@
 """The scripts of examples/multihost start what they say, here by launchers that put every process on this machine."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,26 @@ def test_machines_that_cannot_be(tmp_path, machines, message, monkeypatch, capsy
     monkeypatch.setattr(jax, "device_count", lambda: 4 if machines == "3" else 1)
     assert app.main(counting.EXAMPLE, ["--machines", machines, "--out", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ssh_ends_what_it_started(tmp_path, environment, number):
+    fake = 'trap "exec touch $1/ended$$" TERM; touch "$1/started$$"; while sleep 0.1; do :; done'
+    (tmp_path / "bin" / "ssh").write_text(f"#!/bin/bash\nset -- {tmp_path}\n{fake}\n")
+    command = ["bash", FOLDER / "ssh.sh", "host1 host2", "examples.lm.main"]
+    script = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
+    wait_for(tmp_path, "started*")
+    os.killpg(script.pid, number) if number == signal.SIGINT else script.terminate()  # Ctrl-C goes to all
+    assert script.wait(30) == -number
+    wait_for(tmp_path, "ended*")
+
+
+def wait_for(folder: Path, pattern: str) -> None:
+    deadline = time.monotonic() + 30
+    while len([*folder.glob(pattern)]) < 2:
+        assert time.monotonic() < deadline, pattern
+        time.sleep(0.05)
 
 
 @pytest.mark.multiprocess

@@ -130,18 +130,35 @@ def test_a_failed_process_ends_the_others_and_says_why(tmp_path, capfd):
     assert "process 1 of 3 ended with exit code 1" in (error := capfd.readouterr().err) and "out of paper" in error
 
 
+# A process that takes its time to keep a checkpoint when it is told to end.
+KEEPING = """
+import os, pathlib, signal, sys, time
+
+def keep(*_):
+    time.sleep(7)
+    (folder / f"{os.getpid()}.kept").touch()
+    sys.exit(143)
+
+folder = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGTERM, keep)
+(folder / f"{os.getpid()}.started").touch()
+time.sleep(60)
+"""
+
+
 @pytest.mark.multiprocess
-def test_a_launcher_told_to_end_ends_its_processes(tmp_path):
-    child = f"import os, pathlib, time; (pathlib.Path({str(tmp_path)!r}) / str(os.getpid())).touch(); time.sleep(60)"
-    start = f"from examples.common import launch; launch.start([{sys.executable!r}, '-c', {child!r}], 2)"
+def test_a_launcher_told_to_end_ends_its_processes_once_they_have_kept_what_they_learnt(tmp_path):
+    command = [sys.executable, "-c", KEEPING, str(tmp_path)]
+    start = f"from examples.common import launch; launch.start({command!r}, 2)"
     launcher = subprocess.Popen([sys.executable, "-c", start], cwd=ROOT)
     deadline = time.monotonic() + 60
-    while len(started := [int(path.name) for path in tmp_path.iterdir()]) < 2:
+    while len(started := [int(path.stem) for path in tmp_path.glob("*.started")]) < 2:
         assert time.monotonic() < deadline and launcher.poll() is None
         time.sleep(0.05)
     launcher.terminate()
     assert launcher.wait(30) == 128 + signal.SIGTERM
     for child in started:
+        assert (tmp_path / f"{child}.kept").exists()
         with pytest.raises(ProcessLookupError):
             os.kill(child, 0)
 
@@ -207,11 +224,25 @@ def test_ranks_that_cannot_be_are_refused(rank, message):
         rank_from(*rank)
 
 
-def test_a_port_that_is_taken_is_named():
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_port_that_is_taken_is_named(behind):
     coordinator = f"localhost:{launch.free_ports()}"
     rank = Rank(coordinator, 2, 0)
-    with socket.create_server(("", rank.address[1] + 1)), pytest.raises(BadInput, match="give another --coordinator"):
+    with socket.create_server(("", rank.address[1] + behind)), pytest.raises(BadInput, match="give another --coord"):
         Watch(rank, TIMEOUT).__enter__()
+
+
+@pytest.mark.multiprocess
+def test_another_program_in_the_place_of_process_0_is_named():
+    port = launch.free_ports()
+    with socket.create_server(("localhost", port + 1)) as server:
+        command = [*program("pass"), "--coordinator", f"localhost:{port}", "--num-processes", "2", "--process-id", "1"]
+        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+            with server.accept()[0] as connection:
+                connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+                errors = process.communicate(timeout=60)[1]
+    message = f"process 0 of 2 does not answer: another program listens at the port behind localhost:{port}"
+    assert process.returncode == 2 and errors.startswith(message), errors
 
 
 def test_one_of_several_processes_never_trains_alone(monkeypatch):

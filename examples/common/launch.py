@@ -18,7 +18,7 @@ from examples.common.rank import Rank, launcher_knows
 from examples.common.watch import Watch
 
 _LAST_WORDS = 2.0  # seconds for process 0 to say why, once another has failed
-_GRACE = 5.0  # seconds for processes to end by themselves
+_GRACE = 60.0  # seconds for processes to end by themselves, and to keep a large checkpoint before
 _PORTS = range(20_000, 32_000, 2)  # below those that systems give to connections while processes start
 _JAX_PATIENCE = 2  # timeouts after which JAX ends a process whose peer is dead, unless the watch has
 

@@ -123,7 +123,11 @@ class Watch:
 
     def _listen(self, peer: _Peer) -> bool:
         """Takes in what a process says; whether there may be more."""
-        messages = peer.receive()
+        try:
+            messages = peer.receive()
+        except ValueError:
+            another = f"another program listens at the port behind {self._rank.coordinator}"
+            self._end(_BAD_INPUT, f"{self._name(peer)} does not answer: {another}; give another --coordinator")
         if messages is None:
             if not peer.done:
                 self._end(_FAILED, f"{self._name(peer)} was killed: its connection closed without a word")
@@ -171,16 +175,9 @@ def _meet_others(rank: Rank, timeout: float) -> list[_Peer]:
             peer.send("over", code, why)
         return error(why)
 
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    port = rank.address[1] + 1
-    try:
-        server = socket.create_server(("", port), family=family, backlog=rank.count, dualstack_ipv6=both)
-    except OSError as error:
-        raise BadInput(
-            f"{rank.name(0)} cannot listen at port {port}: {error.strerror}; give another --coordinator"
-        ) from error
-    with server:
+    port = rank.address[1]
+    _listen_at(rank, port, 1).close()  # gRPC would share it with another run, and end that one
+    with _listen_at(rank, port + 1, rank.count) as server:
         while missing:
             server.settimeout(max(0.01, deadline - time.monotonic()))
             try:
@@ -202,6 +199,17 @@ def _meet_others(rank: Rank, timeout: float) -> list[_Peer]:
                 raise refuse(BadInput, _BAD_INPUT, f"two processes were started as {rank.name(peer.index)}")
             missing.discard(peer.index)
     return peers
+
+
+def _listen_at(rank: Rank, port: int, backlog: int) -> socket.socket:
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        return socket.create_server(("", port), family=family, backlog=backlog, dualstack_ipv6=both)
+    except OSError as error:
+        raise BadInput(
+            f"{rank.name(0)} cannot listen at port {port}: {error.strerror}; give another --coordinator"
+        ) from error
 
 
 def _hello(peer: _Peer, timeout: float) -> tuple[int, int] | None:

@@ -79,7 +79,8 @@ def _read(path: Path) -> Dataset:
         raise DataError(f"{expected}, with a cardinality and one id an example for each field, but lengths differ")
     for name, field, values in zip(names, fields, cardinality, strict=True):
         if field.size and not 0 <= field.min() <= field.max() < values:
-            raise DataError(f"{expected}, with ids of f_{name} below {values}, but they reach {field.max()}")
+            found = f"they go from {field.min()} to {field.max()}"
+            raise DataError(f"{expected}, with ids of f_{name} from 0 to {values - 1}, but {found}")
     rows = (np.stack(fields, axis=1) + np.cumsum(cardinality) - cardinality).astype(np.int32)
     train, valid = (Examples(rows[split == part], labels[split == part]) for part in (_TRAIN, _VALID))
     return Dataset(str(path.parent), int(cardinality.sum()), train, valid)

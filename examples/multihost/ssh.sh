@@ -6,6 +6,7 @@ read -ra hosts <<<"$1"
 module=$2
 shift 2
 processes=()
+trap 'kill "${processes[@]}" 2>/dev/null || true' EXIT  # what runs in the background ignores Ctrl-C
 for index in "${!hosts[@]}"; do
   rank=("JAX_COORDINATOR_ADDRESS=${hosts[0]}:${PORT:-7700}" "NUM_PROCESSES=${#hosts[@]}" "PROCESS_ID=$index")
   command=(env "${rank[@]}" "${PYTHON:-python}" -m "$module" --checkpoint-every 50 --resume "$@")

@@ -66,7 +66,7 @@ def synthetic(vocab: int, length: int, seed: int) -> Dataset:
 
 
 def _goemotions(folder: Path, vocab: int, length: int) -> Dataset:
-    labels = read(folder / "labels.txt").split()
+    labels = read(folder / "labels.txt").strip().splitlines()
     train, valid = (_lines(folder / name, len(labels)) for name in ("train.tsv.gz", "valid.tsv.gz"))
     words = vocabulary(itertools.chain.from_iterable(words for words, _ in train), vocab)
     ids = {word: i for i, word in enumerate(words)}
