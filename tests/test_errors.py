@@ -64,6 +64,8 @@ def all_reduce(stack=GRADIENT, axis_name=harness.AXIS, **options):
         ({"seed": -1}, ("seed=-1", "from 0 to 2**32 - 1")),
         ({"seed": 2**32}, (f"seed={2**32}", "from 0 to 2**32 - 1")),
         ({"axis_name": ["w"]}, ("axis_name=['w']", "tuple")),
+        ({"axis_name": 0}, ("axis_name=0", "Give a name")),
+        ({"intra_axis": ("a", 0)}, ("intra_axis=('a', 0)", "Give a name")),
         ({"intra_axis": ["w"]}, ("intra_axis=['w']", "tuple")),
         ({"intra_axis": ("a", "a")}, ("intra_axis=('a', 'a')", "different")),
     ],
@@ -148,6 +150,23 @@ def test_already_reduced_gradient_in_synchronize(leaf):
         return transform.update({"table": leaf(gradients["table"])}, transform.init(params))[0]
 
     refuses(lambda: shard_map(worker, True)(params, batch), "table does not vary", "already reduced", "pcast")
+
+
+def test_gradient_sharded_over_an_explicit_axis():
+    """Where the workers' axis alone is manual. JAX would name a reshape that it does not support, or gather."""
+    explicit, spec = jax.sharding.AxisType.Explicit, jax.sharding.PartitionSpec
+    axes = (harness.AXIS, "model")
+    mesh = jax.make_mesh((N, 2), axes, axis_types=(explicit,) * 2, devices=jax.devices()[: 2 * N])
+    sharding = jax.sharding.NamedSharding(mesh, spec(harness.AXIS, None, "model"))
+    stack = jax.device_put(np.ones((N, 12, 6), np.float32), sharding)
+    workers = {
+        "x": lambda x: zen.all_reduce(x[0], harness.AXIS),
+        "table": lambda x: zen.synchronize(harness.AXIS).update({"table": x[0]}, None)[0],
+    }
+    for name, worker in workers.items():
+        run = jax.shard_map(worker, in_specs=spec(harness.AXIS), out_specs=spec(), axis_names={harness.AXIS})
+        with jax.set_mesh(mesh):
+            refuses(lambda run=run: run(stack), f"{name} is sharded over axis 'model'", "manual", "shard_map")
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------

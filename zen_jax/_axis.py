@@ -19,7 +19,9 @@ from zen_jax._typing import Array, AxisName
 def axis_names(axis_name: AxisName, argument: str = "axis_name") -> tuple:
     """The names in an axis, or a ValueError for what cannot be one."""
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-    if not all(isinstance(name, Hashable) for name in names) or len(set(names)) < len(names):
+    # To JAX integers are positions: of dimensions, not of axes.
+    named = all(isinstance(name, Hashable) and not isinstance(name, int) for name in names)
+    if not named or len(set(names)) < len(names):
         raise ValueError(f"{argument}={axis_name!r} is no axis. Give a name, or several different ones as a tuple.")
     return names
 
@@ -90,6 +92,16 @@ def check_not_reduced(name: str, x: Array, axis_name: AxisName) -> None:
             "the sum. Under shard_map(check_vma=True) jax.grad sums the gradients of replicated parameters by itself: "
             f"make the parameters vary first (jax.lax.pcast(params, {axis_name!r}, to='varying')), set "
             "check_vma=False, or use zen_jax.value_and_grad."
+        )
+
+
+def check_not_sharded(name: str, x: Array) -> None:
+    """Refuses a gradient that lies in shards along an Explicit axis, which zen would have to gather on every worker."""
+    sharded = [axis for axis in jax.typeof(x).sharding.spec if axis is not None]
+    if sharded:
+        raise ValueError(
+            f"{name} is sharded over axis {sharded[0]!r}, but must be whole on its worker. Make that axis manual too "
+            "(name it in the axis_names of shard_map, or leave axis_names out), so that each device reduces its shard."
         )
 
 

@@ -47,9 +47,9 @@ def all_reduce(
       axis_name: the axis of shard_map, pmap or vmap(axis_name=...) that the workers lie on.
       op: "mean" or "sum".
       scheme: "zen" (Balanced Parallelism), "dense" (psum), "dense_ordered" (dense, summed in worker order), or "auto":
-        zen, and dense_ordered for any step in which sparse messages could move more bytes. For comparison "agsparse"
-        (one all-gather), "sparcml" (recursive doubling), "omnireduce" (blocks of 256 elements on contiguous
-        servers) and "sparse_ps" (units on contiguous servers).
+        zen, between two workers agsparse unless there is a capacity, and dense_ordered for any step in which sparse
+        messages could move more bytes. For comparison "agsparse" (one all-gather), "sparcml" (recursive doubling),
+        "omnireduce" (blocks of 256 elements on contiguous servers) and "sparse_ps" (units on contiguous servers).
       unit: what one index names: "element", "row", an integer number of columns, or "auto" (blocks of a row).
         Choose "element" for gradients that a sparsifier made.
       capacity: units expected in the fullest message: None for a ladder over all densities, an integer for the
@@ -98,6 +98,7 @@ def all_reduce(
     devices = 1 if intra_axis is None else _axis.axis_size(intra_axis, "intra_axis")
     capacities = _capacities(capacity, scheme, n)
     _axis.check_not_reduced("x", values_of(x), axes)
+    _axis.check_not_sharded("x", values_of(x))
     width = unit_width(x.shape, "element" if is_sparse(x) and unit == "auto" else unit, n * devices)
     travels_as_list = registry.takes_sparse(scheme) and n > 1 and intra_axis is None and width == 1
     if is_sparse(x) and not (travels_as_list and x.size and x.room):

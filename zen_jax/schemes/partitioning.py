@@ -67,9 +67,8 @@ class MurmurTables(Partitioning):
 
     def partition(self, x: Array | SparseGradient, capacity: int) -> tuple[Array, Array, Array]:
         x = densified(x)
-        room = min(self.units, self.n * capacity)
-        found, _, total = kernels.partition(x, 1, room)
-        held = jnp.arange(room, dtype=jnp.int32) < total
+        found, _, total = kernels.partition(x, 1, self.units)
+        held = jnp.arange(self.units, dtype=jnp.int32) < total
         indices = jnp.where(held, found[0], jnp.int32(-1))
         # With as many serial slots as the bucket has room, Algorithm 1 loses nothing that would fit the bucket.
         memory, counts, _ = kernels.hierarchical_hash(indices, self.n, 2 * capacity, capacity, seed=self.seed)
@@ -77,8 +76,6 @@ class MurmurTables(Partitioning):
         filled = buckets != hashing.EMPTY_SLOT
         indices = jnp.where(filled, buckets, np.uint32(0)).astype(jnp.int32)
         positions = jnp.where(filled, jnp.asarray(self.position)[indices], 0)
-        # Beyond `room` not every unit was counted, but some bucket is certainly too small.
-        counts = jnp.where(total > room, jnp.int32(capacity + 1), counts)
         return positions, x[indices], counts
 
     def decode(self, words: Array, values: Array) -> Array:

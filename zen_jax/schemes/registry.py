@@ -1,11 +1,10 @@
 """The schemes by name, each with one signature, and how many exchanges a capacity can be given for."""
 
 from collections.abc import Callable, Sized
-from functools import partial
 from typing import NamedTuple
 
 from zen_jax.errors import check_choice
-from zen_jax.schemes import agsparse, dense, omnireduce, sparcml, sparse_ps, zen
+from zen_jax.schemes import agsparse, auto, dense, omnireduce, sparcml, sparse_ps, zen
 from zen_jax.schemes.request import Request as Request
 from zen_jax.schemes.request import Scheme
 
@@ -20,7 +19,7 @@ _SCHEMES: dict[str, _Entry] = {
     "dense": _Entry(dense.dense, lambda n: None),
     "dense_ordered": _Entry(dense.dense_ordered, lambda n: None),
     "zen": _Entry(zen.zen, lambda n: 2, takes_sparse=True),
-    "auto": _Entry(partial(zen.zen, dense_fallback=True), lambda n: 2, takes_sparse=True),
+    "auto": _Entry(auto.auto, lambda n: 2, takes_sparse=True),
     "agsparse": _Entry(agsparse.agsparse, lambda n: 1, takes_sparse=True),
     "sparcml": _Entry(sparcml.sparcml, lambda n: len(sparcml.stages(n))),
     "omnireduce": _Entry(omnireduce.omnireduce, lambda n: 2),

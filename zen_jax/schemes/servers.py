@@ -113,7 +113,7 @@ def sparse_limit(push_format: str, pull: PullFormat) -> int:
         return push_bytes(push_format, pull, capacity) + pull.message_bytes(min(size, n * capacity))
 
     low, high = 0, size
-    budget = 2 * size * pull.width * pull.dtype.itemsize
+    budget = 2 * pull.partitioning.units * pull.width * pull.dtype.itemsize // n
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if moved(middle) <= budget else (low, middle - 1)

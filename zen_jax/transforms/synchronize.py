@@ -128,6 +128,7 @@ def synchronize(
             _axis.axis_size(intra_axis, "intra_axis")
         for name, leaf in named:
             _axis.check_not_reduced(name, values_of(leaf), axes)
+            _axis.check_not_sharded(name, values_of(leaf))
         names = info_names(named) if state is None else list(state.info)
         reduced, infos = {}, []
         with jax.named_scope("zen"):

@@ -1,0 +1,22 @@
+"""The default: the scheme that moves least where no plan says more."""
+
+from zen_jax import _axis
+from zen_jax._typing import Array, AxisName
+from zen_jax.errors import MAX_UNITS
+from zen_jax.info import Info
+from zen_jax.schemes.agsparse import agsparse
+from zen_jax.schemes.request import Request
+from zen_jax.schemes.zen import zen
+from zen_jax.sparse import SparseGradient
+
+
+def auto(x: Array | SparseGradient, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
+    """All-reduces units [U, m] by Balanced Parallelism, and dense where that could move more bytes.
+
+    Between two workers, unless capacities were planned, it is agsparse: one gather of what the other has moves about
+    as much as the push of a half and the pull of the other, in one exchange and to the same bits.
+    """
+    capacities_known = any(capacity is not None for capacity in request.capacity)
+    if _axis.axis_size(axis_name) == 2 and not capacities_known and x.shape[0] <= MAX_UNITS:
+        return agsparse(x, axis_name, request)
+    return zen(x, axis_name, request, dense_fallback=True)
