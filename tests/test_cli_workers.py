@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from examples.common.launch import free_ports
 from zen_jax.cli import workers
-from zen_jax.cli.main import DONE
+from zen_jax.cli.main import BAD_INPUT, DONE, main
 from zen_jax.cli.timing import time_cases
 
 ROOT = Path(__file__).parents[1]
@@ -91,6 +92,13 @@ def test_bench_among_processes():
     assert (found["n"], found["processes"]) == (2, 2)
     assert found["cluster"]["hosts"] == 2
     assert outputs[1][0] == ""
+
+
+def test_a_port_that_is_taken_is_named(capsys):
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(f"bench --coordinator localhost:{port} --processes 2 --rank 0".split()) == BAD_INPUT
+    assert f"rank 0 cannot listen at port {port}" in capsys.readouterr().err
 
 
 @pytest.mark.multiprocess

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
 
 import zen_jax as zen
-from zen_jax.planning import live, statistics
+from zen_jax.planning.counts import count, partitions, touched
 from zen_jax.planning.profile import candidate_widths, leaf_profile
 
 SEED = 3
@@ -26,8 +26,8 @@ def expected(stack, width):
     """Section 2.1's characteristics of gradients [n, ...] in units of `width` elements, in float64, set by set."""
     n, flat = len(stack), stack.reshape(len(stack), -1)
     flat = np.pad(flat, ((0, 0), (0, -flat.shape[1] % width)))
-    touched = np.stack([oracle.is_nonzero(x.reshape(-1, width)) for x in flat])
-    sets, units = [set(np.flatnonzero(mask)) for mask in touched], touched.shape[1]
+    masks = np.stack([oracle.is_nonzero(x.reshape(-1, width)) for x in flat])
+    sets, units = [set(np.flatnonzero(mask)) for mask in masks], masks.shape[1]
     subsets = {k: list(itertools.combinations(sets, k)) for k in range(1, n + 1)}
     pairs = [len(a & b) / min(len(a), len(b)) for a, b in itertools.combinations(sets, 2) if a and b]
     power = 1 << (n.bit_length() - 1)
@@ -45,19 +45,19 @@ def expected(stack, width):
         return np.bincount(oracle.server_of(np.flatnonzero(mask), n, SEED), minlength=n).max(initial=0)
 
     def skewness(parts):
-        each = [parts * max(segments(mask, parts)) / mask.sum() for mask in touched if mask.any()]
+        each = [parts * max(segments(mask, parts)) / mask.sum() for mask in masks if mask.any()]
         return np.mean(each) if each else 1.0
 
-    union = touched.any(axis=0)
+    union = masks.any(axis=0)
     return {
         "units": units,
         "unions": [np.mean([len(set.union(*each)) for each in subsets[k]]) for k in subsets],
         "overlap": np.mean(pairs) if pairs else 0.0,
-        "partition_skewness": {parts: skewness(parts) for parts in statistics.partitions(n)},
+        "partition_skewness": {parts: skewness(parts) for parts in partitions(n)},
         "groups": [max(map(len, stage)) for stage in stages],
-        "push": max(hashed(mask) for mask in touched),
+        "push": max(hashed(mask) for mask in masks),
         "pull": hashed(union),
-        "contiguous_push": max(max(segments(mask, n)) for mask in touched),
+        "contiguous_push": max(max(segments(mask, n)) for mask in masks),
         "contiguous_pull": max(segments(union, n)),
     }
 
@@ -138,10 +138,10 @@ def test_sample_of_a_large_leaf():
     """A sample of a fifth of the units comes near the whole, in means and in messages that must fit."""
     stack = jnp.asarray(sparse(np.random.default_rng(0), 2, (1 << 15, 4), 0.1, by_row=False))
 
-    def count(x):
-        return statistics.count([statistics.touched(x, (1,), limit=1 << 14)[1]], "w", seed=0)[0]
+    def worker(x):
+        return count([touched(x, (1,), limit=1 << 14)[1]], "w", seed=0)[0]
 
-    counts = jax.tree.map(lambda x: np.asarray(x[0]), jax.jit(jax.vmap(count, axis_name="w"))(stack))
+    counts = jax.tree.map(lambda x: np.asarray(x[0]), jax.jit(jax.vmap(worker, axis_name="w"))(stack))
     sampled = leaf_profile((1 << 15, 4), "float32", [{1: counts}]).units[1]
     whole = zen.profile(stack, unit="element").leaves[""].units[1]
     assert int(counts.units) < whole.units / 4
@@ -156,8 +156,8 @@ def test_sample_of_neighbours(monkeypatch):
     """Rows that are touched are often the first, and rows of 300 do not fill blocks of 256."""
     n, rows = 2, 2000
     gradients = jnp.zeros((n, rows, 300)).at[:, : rows // 4].set(1.0)
-    monkeypatch.setattr(live, "LIMIT", 1 << 9)
-    monkeypatch.setattr(live, "ELEMENT_LIMIT", 1 << 16)
+    monkeypatch.setattr("zen_jax.planning.profiler.LIMIT", 1 << 9)
+    monkeypatch.setattr("zen_jax.planning.profiler.ELEMENT_LIMIT", 1 << 16)
     profiler = zen.Profiler()
     transform = zen.synchronize(harness.AXIS, plan=profiler, scheme="dense")
     harness.spmd(lambda g: transform.update(g, None)[0], "vmap", n)(gradients)

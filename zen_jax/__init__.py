@@ -13,7 +13,7 @@ from zen_jax.planning.autotune import autotune as autotune
 from zen_jax.planning.calibrate import calibrate as calibrate
 from zen_jax.planning.cluster import Cluster as Cluster
 from zen_jax.planning.estimate import estimate as estimate
-from zen_jax.planning.live import Profiler as Profiler
+from zen_jax.planning.profiler import Profiler as Profiler
 from zen_jax.planning.plan import LeafPlan as LeafPlan
 from zen_jax.planning.plan import Plan as Plan
 from zen_jax.planning.plan import plan as plan

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 from typing import NamedTuple
 
 import jax
@@ -44,7 +45,17 @@ def find_place(coordinator: str | None, processes: int | None, rank: int | None,
 
 
 def join(place: Place) -> None:
-    """Connects this process with the others. Where they do not come, JAX ends the process after five minutes."""
+    """Connects this process with the others. Where they do not come, JAX ends the process after five minutes.
+
+    Raises:
+      ValueError: at the first of them, for a port that is taken.
+    """
+    if place.rank == 0:
+        port = int(place.coordinator.rpartition(":")[2])
+        try:
+            socket.create_server(("", port)).close()  # gRPC would share it with another run, and end that one
+        except OSError as error:
+            raise ValueError(f"rank 0 cannot listen at port {port}: {error.strerror}. Give another one.") from error
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(*place, shutdown_timeout_seconds=_PATIENCE)
 
