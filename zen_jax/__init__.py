@@ -13,11 +13,11 @@ from zen_jax.planning.autotune import autotune as autotune
 from zen_jax.planning.calibrate import calibrate as calibrate
 from zen_jax.planning.cluster import Cluster as Cluster
 from zen_jax.planning.estimate import estimate as estimate
-from zen_jax.planning.profiler import Profiler as Profiler
 from zen_jax.planning.plan import LeafPlan as LeafPlan
 from zen_jax.planning.plan import Plan as Plan
 from zen_jax.planning.plan import plan as plan
 from zen_jax.planning.profile import profile as profile
+from zen_jax.planning.profiler import Profiler as Profiler
 from zen_jax.planning.simulate import simulate as simulate
 from zen_jax.planning.sparsity import SparsityProfile as SparsityProfile
 from zen_jax.row_sparse import RowSparseGradient as RowSparseGradient

@@ -14,8 +14,8 @@ from zen_jax._typing import Array, AxisName, PyTree, Unit
 from zen_jax.embedding.gradient import value_and_grad as with_rows
 from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.planning.buckets import BUCKET_BYTES, DENSE_BELOW
-from zen_jax.planning.profiler import Profiler
 from zen_jax.planning.plan import Plan
+from zen_jax.planning.profiler import Profiler
 from zen_jax.transforms.synchronize import synchronize
 
 

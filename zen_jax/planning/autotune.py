@@ -8,8 +8,8 @@ import jax
 from zen_jax import errors
 from zen_jax.agreement import check_agreement
 from zen_jax.planning.cluster import Cluster
-from zen_jax.planning.profiler import Profiler
 from zen_jax.planning.plan import ORDERED, Plan, plan, to_choose_from
+from zen_jax.planning.profiler import Profiler
 from zen_jax.planning.sparsity import SparsityProfile
 
 Step = Callable[..., Any]

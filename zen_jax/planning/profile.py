@@ -14,8 +14,8 @@ from zen_jax._typing import Array, PyTree, Unit
 from zen_jax.errors import check_float, check_seed
 from zen_jax.formats.tensor_block import BLOCK
 from zen_jax.planning.buckets import DENSE_BELOW
-from zen_jax.planning.sparsity import FULLEST, LeafProfile, SparsityProfile, UnitProfile
 from zen_jax.planning.counts import Counts, count_stacked, partitions
+from zen_jax.planning.sparsity import FULLEST, LeafProfile, SparsityProfile, UnitProfile
 from zen_jax.trees import is_sparse_leaf, named_leaves
 from zen_jax.units import check_unit, unit_width
 

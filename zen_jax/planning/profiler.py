@@ -13,9 +13,9 @@ from zen_jax import _axis
 from zen_jax._typing import Array, AxisName
 from zen_jax.planning.buckets import DENSE_BELOW
 from zen_jax.planning.cluster import Cluster
+from zen_jax.planning.counts import Counts, Touched, count, pack, touched, unpack
 from zen_jax.planning.profile import candidate_widths, leaf_profile
 from zen_jax.planning.sparsity import LeafProfile, SparsityProfile
-from zen_jax.planning.counts import Counts, Touched, count, pack, touched, unpack
 from zen_jax.row_sparse import is_row_sparse
 from zen_jax.trees import Leaf, densified
 

@@ -13,8 +13,8 @@ from zen_jax._typing import AxisName, PyTree, Unit
 from zen_jax.collective import OPS, all_reduce
 from zen_jax.info import Info, make_info, total
 from zen_jax.planning.buckets import BUCKET_BYTES, DENSE_BELOW, buckets
-from zen_jax.planning.profiler import Profiler
 from zen_jax.planning.plan import LeafPlan, Plan
+from zen_jax.planning.profiler import Profiler
 from zen_jax.row_sparse import is_row_sparse
 from zen_jax.schemes import registry
 from zen_jax.schemes.row_sparse import reduce_rows
