@@ -14,8 +14,11 @@ def cuda_object(name, source, headers):
         srcs = [source] + headers,
         outs = [source[:-len(".cu")] + ".cu.o"],
         # nvcc names what it keeps in between by its process, of which every sandbox has one of the same number.
-        cmd = " ".join(["export TMPDIR=$$(mktemp -d -p $$PWD) &&", NVCC, "-c -O3 -std=c++17 -I. -Xcompiler=-fPIC,-fvisibility=hidden"] +
-                       ["'%s'" % flag for flag in _ARCHITECTURES] +
-                       ["$(location %s) -o $@ && rm -r $$TMPDIR" % source]),
+        cmd = " ".join(
+            ["export TMPDIR=$$(mktemp -d -p $$PWD) &&", NVCC, "-c -O3 -std=c++17 -I."] +
+            ["-Xcompiler=-fPIC,-fvisibility=hidden"] +
+            ["'%s'" % flag for flag in _ARCHITECTURES] +
+            ["$(location %s) -o $@ && rm -r $$TMPDIR" % source],
+        ),
         tags = TAGS,
     )

@@ -216,9 +216,10 @@ def main() -> None:
             add(row)
     # Last, for they leave memory in small pages, on which the kernels' results would land.
     for density, x in tensors.items():
-        for name, _, reference, operands, *_ in () if options.skip_slow else cases(x, options.n):
-            slow = measure.seconds(lambda: jax.jit(reference)(*operands), 1)  # noqa: B023
-            kernel_rows[density, name]["pure_jax_ms"] = milliseconds(slow["median"])
+        if not options.skip_slow:
+            for name, _, reference, operands, *_ in cases(x, options.n):
+                slow = measure.seconds(lambda: jax.jit(reference)(*operands), 1)  # noqa: B023
+                kernel_rows[density, name]["pure_jax_ms"] = milliseconds(slow["median"])
         for row in peers(x, options.n, options.repeats):
             add({"density": density} | row)
     print(measure.table(results))

@@ -119,6 +119,36 @@ def test_every_instruction_set(isa):
     assert int(checked) == 84
 
 
+SAVE = """
+import pickle, sys
+import jax, jax.numpy as jnp, zen_jax as zen
+from jax.experimental import serialize_executable
+step = jax.jit(jax.vmap(lambda x: zen.all_reduce(x, "w", scheme="zen", op="sum"), axis_name="w"))
+compiled = step.lower(jnp.zeros((3, 50, 4))).compile()
+with open(sys.argv[1], "wb") as file:
+    pickle.dump(serialize_executable.serialize(compiled), file)
+"""
+
+LOAD = """
+import pickle, sys
+import jax, jax.numpy as jnp, zen_jax as zen
+from jax.experimental import serialize_executable
+zen.backend_info()
+with open(sys.argv[1], "rb") as file:
+    step = serialize_executable.deserialize_and_load(*pickle.load(file), execution_devices=jax.devices()[:1])
+print(float(step(jnp.zeros((3, 50, 4)).at[:, 7].set(2.0))[0, 7, 0]))
+"""
+
+
+@needs_native
+def test_a_compiled_step_that_another_process_loads(tmp_path):
+    """The process that loads one has traced nothing: backend_info registers its custom calls."""
+    path = str(tmp_path / "step.pickle")
+    # What came out of the compilation cache cannot be serialised again on CPUs.
+    child(SAVE, path, JAX_ENABLE_COMPILATION_CACHE="0")
+    assert float(child(LOAD, path)) == 6
+
+
 @needs_native
 def test_what_a_library_lacks_runs_in_pure_jax(monkeypatch):
     """Not every platform has a custom call for every kernel."""

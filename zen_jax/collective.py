@@ -56,11 +56,12 @@ def all_reduce(
         scheme's first exchange, or a tuple with an integer or None for each exchange: (push, pull), the gather of
         agsparse, the stages of sparcml. A message that outgrows it takes a larger size; nothing is lost. Dense schemes
         ignore it.
-      hash: "tile" (the tile rotation) or "murmur" (the paper's hash with tables, for comparison), under zen and auto.
-      push_format: under zen and auto "coo", "bitmap" over a server's units, or "auto": the smaller one, which is the
+      hash: "tile" (the tile rotation) or "murmur" (the paper's hash with tables, for comparison), under zen, and auto
+        where it is zen.
+      push_format: as hash, "coo", "bitmap" over a server's units, or "auto": the smaller one, which is the
         bitmap above density 1/32.
-      pull_format: under zen and auto "hash_bitmap", or for comparison "coo", "bitmap" (a bit for each unit of the
-        tensor from each server) or "dense".
+      pull_format: as hash, "hash_bitmap", or for comparison "coo", "bitmap" (a bit for each unit of the tensor from
+        each server) or "dense".
       seed: seed of the hash, the same on every worker.
       intra_axis: the axis of one machine's devices, where `axis_name` is that of machines. The devices reduce-scatter
         and all-gather among themselves, dense, and each reduces its share of the machine's sum with the other machines

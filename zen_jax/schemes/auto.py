@@ -15,6 +15,8 @@ def auto(x: Array | SparseGradient, axis_name: AxisName, request: Request) -> tu
 
     Between two workers, unless capacities were planned, it is agsparse: one gather of what the other has moves about
     as much as the push of a half and the pull of the other, in one exchange and to the same bits.
+
+    Source: ZEN (OSDI 2025), sections 2.3 and 3.
     """
     capacities_known = any(capacity is not None for capacity in request.capacity)
     if _axis.axis_size(axis_name) == 2 and not capacities_known and x.shape[0] <= MAX_UNITS:
