@@ -104,6 +104,7 @@ def test_another_number_of_workers_goes_on_where_the_others_stopped(tmp_path, st
     ("options", "message"),
     [
         ([], "holds checkpoints"),
+        (["--resume", "--seed", str(1 << 32)], f"seed=0, but this run has seed={1 << 32}"),
         (["--resume", "--rows", "41"], "rows=40, but this run has rows=41"),
         (["--resume", "--learning-rate", "0.2"], "learning_rate=0.1"),
         (["--resume", "--data", "other"], "training_data="),
@@ -115,6 +116,25 @@ def test_another_runs_checkpoint_is_refused_and_kept(kept, capsys, options, mess
     before = losses(kept)
     assert message in refused(run(kept, *options), capsys)
     assert losses(kept) == before and (kept / "zen" / "checkpoints" / "2").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("checkpoints/2/about", "checkpoints/2 is damaged: remove it to go on from the one before"),
+        ("checkpoints/2/about/metadata", "checkpoints/2 is damaged"),
+        ("checkpoints/2/state", "checkpoints/2 is damaged"),
+        ("checkpoints/2/state/_METADATA", "checkpoints/2 is damaged"),
+        ("metrics.jsonl", "metrics.jsonl is damaged"),
+    ],
+)
+def test_damage_is_named(kept, capsys, part, message):
+    path = kept / "zen" / part
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert message in refused(run(kept, "--resume"), capsys)
 
 
 def test_a_checkpoint_of_another_version_is_refused(kept, capsys, monkeypatch):

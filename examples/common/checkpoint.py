@@ -4,7 +4,10 @@ With another number of workers, what each worker kept to itself is shared out: e
 sparsifiers' states, so that what was still to be sent is sent, and with a fresh carry.
 """
 
+import contextlib
 import dataclasses
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +75,10 @@ class Checkpoints:
 
     def check(self) -> int:
         """How many workers made the last checkpoint; a ValueError where this run cannot go on from it."""
-        args = ocp.args.Composite(about=ocp.args.JsonRestore())
-        about = self._manager.restore(self.last(), args=args)["about"]
-        count = about.pop("workers")
+        with self._reading():
+            args = ocp.args.Composite(about=ocp.args.JsonRestore())
+            about = self._manager.restore(self.last(), args=args)["about"]
+            count = about.pop("workers")
         for name in sorted(about.keys() | self._about.keys()):
             saved, wanted = about.get(name), self._about.get(name)
             if saved != wanted:
@@ -92,16 +96,29 @@ class Checkpoints:
     def _read(self, wanted: State) -> State:
         """The arrays of the last checkpoint, of the shapes and where they are wanted."""
         names = _named(wanted)
-        saved = self._manager.item_metadata(self.last())["state"]
+        with self._reading():
+            saved = {name: leaf.shape for name, leaf in self._manager.item_metadata(self.last())["state"].items()}
         for name in sorted(names.keys() | saved.keys()):
-            shapes = [tree[name].shape if name in tree else None for tree in (saved, names)]
+            shapes = [saved.get(name), names[name].shape if name in names else None]
             if shapes[0] != shapes[1]:
                 raise ValueError(
                     f"the checkpoint in {self._folder} has {name} of shape {shapes[0]}, but this run of {shapes[1]}: "
                     "it is another model's; give another --out"
                 )
-        state = self._manager.restore(self.last(), args=ocp.args.Composite(state=ocp.args.StandardRestore(names)))
+        with self._reading():
+            state = self._manager.restore(self.last(), args=ocp.args.Composite(state=ocp.args.StandardRestore(names)))
         return jax.tree.unflatten(jax.tree.structure(wanted), [state["state"][name] for name in names])
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Inside, whatever of the last checkpoint is gone or cannot be read is a ValueError."""
+        try:
+            yield
+        except (ValueError, OSError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"the checkpoint {self._folder / str(self.last())} is damaged: remove it to go on from the one before, "
+                f"or give another --out ({textwrap.shorten(repr(error), 200)})"
+            ) from error
 
     def _share_out(self, leaf: jax.Array) -> jax.Array:
         """The mean of the old workers' rows for each of the present ones."""

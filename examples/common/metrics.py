@@ -11,11 +11,15 @@ from examples.common.loop import State, Step
 
 def read(path: Path, steps: int) -> list[Step]:
     """The first `steps` steps of a run that went before."""
-    with path.open() as lines:
-        rows = [json.loads(line) for line, _ in zip(lines, range(steps), strict=False)]
-    if len(rows) < steps:
-        raise ValueError(f"{path} has {len(rows)} steps, but the checkpoint beside it has {steps}: give another --out")
-    return [Step(**{field.name: row[field.name] for field in dataclasses.fields(Step)}) for row in rows]
+    try:
+        with path.open() as lines:
+            rows = [json.loads(line) for line, _ in zip(lines, range(steps), strict=False)]
+        done = [Step(**{field.name: row[field.name] for field in dataclasses.fields(Step)}) for row in rows]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error!r}): give another --out") from error
+    if len(done) < steps:
+        raise ValueError(f"{path} has {len(done)} steps, but the checkpoint beside it has {steps}: give another --out")
+    return done
 
 
 def record(path: Path, before: list[Step], steps: Iterable[tuple[Step, State]]) -> Iterator[tuple[Step, State]]:

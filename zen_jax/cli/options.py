@@ -77,11 +77,11 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """A type of integers."""
+    """A type of integers that 64 bits hold."""
 
     def parse(word: str) -> int:
-        if not word.isdecimal() or int(word) < least:
-            raise argparse.ArgumentTypeError(f"{word!r} must be an integer of at least {least}")
+        if not word.isdecimal() or not least <= int(word) < 1 << 63:
+            raise argparse.ArgumentTypeError(f"{word!r} must be an integer of at least {least} and below 2**63")
         return int(word)
 
     return parse
