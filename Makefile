@@ -1,4 +1,4 @@
-# `make help` lists what there is. Everything goes into .venv and build/, which `make clean` removes.
+# `make help` lists the targets. Everything goes into .venv and build/, which `make clean` removes.
 PYTHON ?= python3
 VENV ?= .venv
 # A file with pip constraints, for example to pin jax.
@@ -6,7 +6,7 @@ CONSTRAINTS ?=
 JOBS ?= 2
 BAZEL ?= bazel
 
-# Tools that the virtual environment brings: cmake, ninja, ruff, pytest.
+# Tools from the virtual environment: cmake, ninja, ruff, pytest.
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export JOBS
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(addprefix --constraint ,$(CONSTRAINTS))

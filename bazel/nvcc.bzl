@@ -8,12 +8,12 @@ _ARCHITECTURES = [
 ]
 
 def cuda_object(name, source, headers):
-    """Compiles one .cu file into one object, for sm_80, sm_90 and as PTX for what comes later."""
+    """Compiles one .cu file into one object, for sm_80 and sm_90, and as PTX for later GPUs."""
     native.genrule(
         name = name,
         srcs = [source] + headers,
         outs = [source[:-len(".cu")] + ".cu.o"],
-        # nvcc names what it keeps in between by its process, of which every sandbox has one of the same number.
+        # nvcc names its intermediate files by process ID, and the same ID occurs in every sandbox.
         cmd = " ".join(
             ["export TMPDIR=$$(mktemp -d -p $$PWD) &&", NVCC, "-c -O3 -std=c++17 -I."] +
             ["-Xcompiler=-fPIC,-fvisibility=hidden"] +

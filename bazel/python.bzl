@@ -1,6 +1,6 @@
 """The Python that runs tests, and the headers that native modules for it compile with.
 
-ZEN_PYTHON names it, else it is .venv/bin/python. It needs jax and pybind11.
+ZEN_PYTHON names it; the default is .venv/bin/python. It needs jax and pybind11.
 """
 
 _PROBE = """

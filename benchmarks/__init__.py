@@ -1,1 +1,1 @@
-"""What takes times and counts bytes: programs that print the figures of docs/benchmarks.md."""
+"""Programs that take times and count bytes: they print the figures of docs/benchmarks.md."""

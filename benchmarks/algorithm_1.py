@@ -2,11 +2,11 @@
 
     python -m benchmarks.algorithm_1 --elements 214e6 --density 0.01 0.052 -n 16 --json build/algorithm_1.json
 
-The paper's way takes four steps, each here by the fastest kernel there is for it: find the non-zeros' indices, hash
-them into memory (`kernels.hierarchical_hash`), extract the indices from each server's memory, and take the values
-there. `kernels.partition` does all of it in one pass. "serial" is the share of indices that no rehash found a place
-for, "lost" how many found no serial slot either. Memory for parallel writing has, over all servers, r1 slots for each
-non-zero, and memory for serial writing a tenth of that.
+The paper's way takes four steps, each run here by the fastest available kernel: find the non-zeros' indices, hash them
+into memory (`kernels.hierarchical_hash`), extract the indices from each server's memory, and take the values there.
+`kernels.partition` does all of this in one pass. "serial" is the share of indices for which no rehash found a place,
+"lost" how many found no serial slot either. Over all servers, memory for parallel writing has r1 slots per non-zero,
+and memory for serial writing a tenth of that.
 
 Source: ZEN (OSDI 2025), Algorithm 1, section 5.3, Figure 16.
 """
@@ -39,13 +39,13 @@ def settings() -> list[tuple[int, int]]:
 
 
 def find(x: jax.Array, capacity: int) -> jax.Array:
-    """Indices of the non-zeros of x [U]: int32 [capacity], EMPTY_SLOT behind the last."""
+    """Indices of the non-zeros of x [U]: int32 [capacity], EMPTY_SLOT after the last."""
     indices, _, counts = kernels.partition(x, 1, capacity)
     return jnp.where(jnp.arange(capacity) < counts[0], indices[0], -1)
 
 
 def extract(memory: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
-    """Each server's indices out of its memory [n, r1 + r2], empty slots left out: [n, capacity] and their counts."""
+    """Each server's indices from its memory [n, r1 + r2], empty slots left out: [n, capacity] and their counts."""
     # An empty slot has all bits set, so inverted it is the float +0, which the encode kernel leaves out.
     inverted = lax.bitcast_convert_type(~memory, jnp.float32)
     _, found, counts = jax.vmap(lambda row: kernels.hash_bitmap_encode(row, capacity))(inverted)

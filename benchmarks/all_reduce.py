@@ -1,9 +1,9 @@
-"""Profiles a whole emulated all-reduce of an embedding gradient against the kernels that it is made of.
+"""Profiles a whole emulated all-reduce of an embedding gradient against its kernels.
 
     python -m benchmarks.all_reduce --rows 78125 --columns 256 -n 8 --json build/all_reduce.json
 
-All n workers run in one process under vmap, so the "network" is memory and what remains beside the kernels is
-packing, exchange and agreement. The kernels run alone, on the same operands, in turns with the whole. The process keeps
+All n workers run in one process under vmap, so the "network" is memory, and what remains besides the kernels is
+packing, exchange and agreement. The kernels run alone, on the same operands, in turn with the whole. The process keeps
 the memory it frees, as the examples do.
 """
 
@@ -41,7 +41,7 @@ def embedding_gradients(n: int, rows: int, columns: int, tokens: int) -> jax.Arr
 
 
 def kernel_calls(gradients: jax.Array, plan: zen.LeafPlan) -> dict[str, Callable[[], Any]]:
-    """Calls of each kernel for all n workers, on the operands that it has inside the all-reduce."""
+    """A callable for each kernel, for all n workers, on the operands that it has inside the all-reduce."""
     n = gradients.shape[0]
     push, pull = plan.capacity
     units = gradients.reshape(n, -1, plan.unit)

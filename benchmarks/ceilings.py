@@ -1,4 +1,4 @@
-"""The fastest ways that this device reads, writes and copies memory, to hold a kernel's time against."""
+"""The fastest ways this device reads, writes and copies memory, to compare a kernel's time with."""
 
 import ctypes
 import os
@@ -20,14 +20,14 @@ from benchmarks import measure
 
 
 class Ceilings:
-    """The fastest ways this device reads, writes and copies memory, timed beside whatever is held against them.
+    """The fastest ways this device reads, writes and copies memory, timed beside whatever is compared with them.
 
-    Machines drift: a floor is worth most when the ceiling was measured in the moments before and after.
+    Machines drift: a floor means most when its ceiling was measured just before and after.
     """
 
     def __init__(self, repeats: int = 5) -> None:
         on_cpu = jax.default_backend() == "cpu"
-        # On an accelerator enough that neither its cache nor what a call costs shows.
+        # On an accelerator, large enough to hide both its cache and the cost of a call.
         self.nbytes = 1 << (28 if on_cpu else 31)
         ways = (_cpu_ways if on_cpu else _device_ways)(self.nbytes)
         self._fastest = {
@@ -37,16 +37,16 @@ class Ceilings:
         self._times: dict[str, list[float]] = {name: [] for name in ways}
 
     def _seconds_of(self, name: str) -> float:
-        """Of a byte read, of a byte written, or of a byte that a copy reads or writes."""
+        """Seconds per byte read, per byte written, or per byte that a copy reads or writes."""
         self._times[name].append(measure.elapsed(self._fastest[name], self._calls[name]) / self.nbytes / _MOVED[name])
         return self._times[name][-1]
 
     def against(self, run: Callable[[], Any], read: int, written: int, repeats: int) -> dict[str, float]:
-        """Times `run`, which must read and write so many bytes, and the ceilings in turn.
+        """Times `run`, which must read and write the given bytes, in turn with the ceilings.
 
         Returns:
-          "median", "min" and "max" in seconds; "floor": the median time that the bytes take at the ceilings; and as
-          medians over repeats "times_floor", the time over the floor, "of_read", the rate over the read ceiling, and
+          "median", "min" and "max" in seconds; "floor": the median time that the bytes take at the ceilings; and, as
+          medians over repeats, "times_floor", the time over the floor, "of_read", the rate over the read ceiling, and
           "of_copy", that over the copy ceiling.
         """
         times, floors, scans, copies = [], [], [], []
@@ -66,14 +66,14 @@ class Ceilings:
         }
 
     def rates(self) -> dict[str, dict[str, float]]:
-        """Bytes per second read, written, and both in a copy: the median and the best so far."""
+        """Bytes per second read, written, and read plus written in a copy: the median and the best so far."""
         return {
             name: {"median": 1 / statistics.median(times), "best": 1 / min(times)}
             for name, times in self._times.items()
         }
 
 
-_MOVED = {"read": 1, "write": 1, "copy": 2}  # times that a way moves each byte
+_MOVED = {"read": 1, "write": 1, "copy": 2}  # how often each way moves a byte
 
 
 def _cpu_ways(nbytes: int) -> dict[str, list[Callable[[], Any]]]:
@@ -85,7 +85,7 @@ def _cpu_ways(nbytes: int) -> dict[str, list[Callable[[], Any]]]:
     def threaded(work: Callable[[np.ndarray], Any]) -> Callable[[], Any]:
         return lambda: list(pool.map(work, shares))
 
-    # Blocks that fit a cache keep NumPy's reductions from being bound by anything but the reads.
+    # With blocks that fit in a cache, NumPy's reductions are bound by the reads alone.
     reads = [threaded(lambda share: [block.max() for block in np.array_split(share.view(np.float32), 64)])]
     writes = [threaded(lambda share: share.fill(1))]
     targets = np.array_split(np.empty_like(data), threads)

@@ -1,12 +1,12 @@
-"""Several hosts on one Linux machine: network namespaces on a switch, every link limited to a rate both ways.
+"""Several hosts on one Linux machine: network namespaces on a switch, every link rate-limited in both directions.
 
     with emulated_hosts(4) as hosts:
         set_rate(hosts, "200mbit")
         subprocess.run(hosts[0].command(["python", "-c", "import socket; print(socket.gethostname())"]))
 
 Each host is a namespace with a hostname that resolves to its address, as jax.distributed's gloo needs. The switch is
-a bridge in a namespace of its own, so nothing of the machine's own network is touched. Needs root, `ip`, `tc`,
-`unshare` and `hostname`. Rates are limited by the token bucket filter; latency stays that of the kernel (tens
+a bridge in a namespace of its own, so the machine's own network is not touched. Needs root, `ip`, `tc`,
+`unshare` and `hostname`. Rates are limited by the token bucket filter; latency stays the kernel's own (tens
 of microseconds), because shaping it needs netem, which not every kernel has.
 """
 
@@ -29,8 +29,9 @@ LOCK = Path("/run/lock/zen_jax_emulated_hosts")
 HOSTS_FILES = Path("/etc/netns")
 MAX_HOSTS = 250
 
-# A burst of one large segment (64 KiB) is the least that offloading lets through whole, and all that a link gets beyond
-# its rate. The queue holds what n - 1 hosts may send at once: a drop would cost TCP's retransmission timer, 200 ms.
+# A burst of one large segment (64 KiB) is the least that lets offloaded segments through whole, and all that a link
+# gets beyond its rate. The queue holds what n - 1 hosts may send at once: a drop would cost TCP's retransmission
+# timeout, 200 ms.
 BURST, QUEUE = "72kb", "64mb"
 
 
@@ -40,13 +41,13 @@ class HostsError(RuntimeError):
 
 @dataclass(frozen=True)
 class Host:
-    """One emulated host: the name of its namespace, also its hostname, and its address."""
+    """One emulated host: the name of its namespace, which is also its hostname, and its address."""
 
     name: str
     address: str
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """`command` as it is to be started in order to run on this host."""
+        """The command line that runs `command` on this host."""
         named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name]
         return ["ip", "netns", "exec", self.name, *named, *command]
 
@@ -71,11 +72,11 @@ def why_not() -> str | None:
 def emulated_hosts(count: int) -> Iterator[list[Host]]:
     """Makes `count` hosts with unlimited links and removes them at the end, whatever happens in between.
 
-    What an earlier run left behind, because it was killed, is removed first: its namespaces and the processes in them.
+    First removes what a killed earlier run left behind: its namespaces and the processes in them.
 
     Raises:
-      HostsError: where `why_not` has a reason, another run uses its hosts, or the kernel refuses.
-      ValueError: for a count that is not from 1 to 250.
+      HostsError: if `why_not` has a reason, another run is using its hosts, or the kernel refuses.
+      ValueError: for a count outside 1 to 250.
     """
     if not 1 <= count <= MAX_HOSTS:
         raise ValueError(f"count={count} must be from 1 to {MAX_HOSTS} hosts.")
@@ -138,7 +139,7 @@ def _make(hosts: list[Host]) -> list[Host]:
 
 
 def _remove() -> None:
-    """Removes every namespace of ours, the processes in it, and its hosts file."""
+    """Removes all our namespaces, the processes in them, and their hosts files."""
     ours = [line.split()[0] for line in _run("ip", "netns", "list").splitlines() if line.startswith(f"{PREFIX}-")]
     for name in ours:
         for pid in _run("ip", "netns", "pids", name).split():

@@ -1,8 +1,8 @@
 """Bytes and imbalance of exact-sized messages, counted from the rows that each worker touched.
 
-What a scheme would move if every message were as large as what it carries: no room to spare, no headers. The schemes
-are those of ZEN's paper (sections 2.3 and 3.3), with 4-byte indices and values of `ITEMSIZE` bytes. A row of D columns
-is cut into `blocks` units that an index each names: 1 for whole rows, D for elements as in the paper.
+This is what a scheme would move if every message were exactly as large as its contents: no spare room, no headers. The
+schemes are those of ZEN's paper (sections 2.3 and 3.3), with 4-byte indices and values of `ITEMSIZE` bytes. A row of D
+columns is cut into `blocks` units with an index each: 1 for whole rows, D for elements as in the paper.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ OMNIREDUCE_BLOCK = 256  # elements
 
 
 def lower_bound(touched: np.ndarray, row_bytes: int) -> float:
-    """Bytes that a worker receives at least: each row that another worker touched once, without indices (the mean).
+    """Least bytes that a worker receives (the mean): once, without indices, each row that another worker touched.
 
     >>> lower_bound(np.array([[True, True, False], [False, True, False]]), row_bytes=10)
     15.0
@@ -40,7 +40,7 @@ def contiguous_servers(rows: int, n: int) -> np.ndarray:
 
 
 def message_counts(touched: np.ndarray, servers: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Non-zero units by worker and server, int64 [workers, n], and after the sum by server, int64 [n]."""
+    """Non-zero units by worker and server, int64 [workers, n], and, after the sum, by server, int64 [n]."""
 
     def count(mask: np.ndarray) -> np.ndarray:
         return np.bincount(servers[mask].ravel(), minlength=n)
@@ -61,7 +61,7 @@ def imbalance(push: np.ndarray, pull: np.ndarray) -> tuple[float, float]:
 def busiest_link(
     push: np.ndarray, pull: np.ndarray, push_unit: float, pull_unit: float, pull_fixed: float = 0
 ) -> float:
-    """Bytes through the busiest server's link: all that it receives in push, and sends to each other in pull."""
+    """Bytes through the busiest server's link: all that it receives in push and sends to the others in pull."""
     n = pull.size
     received = push.sum(axis=0) - np.diagonal(push)
     return float(received.max() * push_unit + (n - 1) * (pull.max() * pull_unit + pull_fixed))
@@ -124,7 +124,7 @@ def _recursive_doubling(touched: np.ndarray, message: Callable[[int], float]) ->
 
 
 def _omnireduce_counts(touched: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Non-zero blocks by worker and server, and after the sum by server, under an even partition."""
+    """Non-zero blocks by worker and server, and, after the sum, by server, under an even partition."""
     n, rows = touched.shape
     elements = rows * columns
     blocks = -(-elements // OMNIREDUCE_BLOCK)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the CUDA kernels on a machine with an NVIDIA GPU, tests and times them, and writes JSON; no network needed.
 #
-#     benchmarks/gpu.sh                   # the parts that have not passed yet, as many as fit 10 minutes; call again
+#     benchmarks/gpu.sh                   # the parts that have not passed yet, as many as fit in 10 minutes; call again
 #     benchmarks/gpu.sh build test        # these parts; each starts from what the parts before it left
 #
 #   build        the native module, and its kernels' registers, local memory and wide loads and stores
@@ -12,28 +12,28 @@
 #   algorithm_1  the paper's Algorithm 1, Figure 16's sweeps
 #   feedback     error feedback with selection
 #   all_reduce   a whole emulated all-reduce, with the kernels and in pure JAX
-#   report       report.md and roofline.png from the JSON so far; made in every call, last too if a part came after it
-#   memcheck     compute-sanitizer's tools, a part each
+#   report       report.md and roofline.png from the JSON so far; made in every call, last too if a part ran after it
+#   memcheck     compute-sanitizer's tools, one part each
 #   racecheck
 #   initcheck
 #
 # A part that failed or ran out of time is tried again once every other part has had its turn, or when it is named.
 #
 # Needs CUDA 13 (nvcc), cmake, ninja and a Python with JAX for CUDA, nanobind, NumPy, optax, pytest and hypothesis;
-# torch and cupy to be measured beside, matplotlib for the report. What is missing of those is reported as absent.
+# torch and cupy to compare with, matplotlib for the report. Whichever of these three is missing is reported as absent.
 #   PYTHON    the interpreter (default python3)
 #   RESULTS   where results go (default build/gpu-results)
 #   WHEELS    a folder with wheels of what that Python lacks, nanobind for example
 #   ELEMENTS  elements of the tensors (default 214e6, the paper's DeepFM table)
-# With ZEN_JAX_REHEARSE_GPU=1, JAX_PLATFORMS=cpu and few ELEMENTS all parts but build and compute-sanitizer's work
-# without a GPU.
+# With ZEN_JAX_REHEARSE_GPU=1, JAX_PLATFORMS=cpu and few ELEMENTS all parts except build and those of compute-sanitizer
+# work without a GPU.
 # Exit status: 0 if every part passed, 1 if one failed, 2 if parts are left for another call. parts/PART.json in RESULTS
-# says how each part went, parts/PART.log what it printed. One that is cut off keeps what benchmarks.kernels measured.
+# says how each part went, parts/PART.log what it printed. A part cut off keeps what benchmarks.kernels measured.
 #
-# What has passed is known from RESULTS alone. Where another call may get another machine, bring that folder back from
-# each and unpack it on the next; kernels that are missing there are built again:
-#     tar -czf gpu-results.tar.gz build/gpu-results        # on the machine that goes
-#     tar -xzf gpu-results.tar.gz && benchmarks/gpu.sh     # on the one that comes
+# RESULTS alone records what has passed. If the next call may get another machine, bring that folder back from each
+# machine and unpack it on the next; kernels that are missing there are rebuilt:
+#     tar -czf gpu-results.tar.gz build/gpu-results        # on the old machine
+#     tar -xzf gpu-results.tar.gz && benchmarks/gpu.sh     # on the new one
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -42,7 +42,7 @@ RESULTS=${RESULTS:-build/gpu-results}
 ELEMENTS=${ELEMENTS:-214e6}
 BUILD=build/gpu
 SITE=$PWD/build/gpu-site
-BUDGET=560  # of 600 s, the rest to start and to bring the results back
+BUDGET=560  # of 600 s; the rest is for starting and bringing the results back
 PARTS=(build test kernels dense many algorithm_1 feedback all_reduce report memcheck racecheck initcheck)
 declare -A LIMIT=([build]=200 [test]=280 [memcheck]=280 [racecheck]=280 [initcheck]=280 [kernels]=280 [dense]=240
   [many]=280 [algorithm_1]=200 [feedback]=120 [all_reduce]=200 [report]=40)
@@ -64,14 +64,14 @@ build() {
     "$PYTHON" -c 'import zen_jax; print(zen_jax.backend_info()["cuda"])'
 }
 
-# Without the kernels the library would go on in pure JAX, and its times would pass for theirs.
+# Without the kernels the library would fall back to pure JAX, and its times would pass for theirs.
 have_kernels() {
   [[ -n ${ZEN_JAX_REHEARSE_GPU:-} ]] || "$PYTHON" -c 'import sys, zen_jax
 said = zen_jax.backend_info()["cuda"]
 sys.exit(None if said.startswith("custom calls") else f"no CUDA kernels: {said}")'
 }
 
-# Graphs of one node and up, so that the custom calls run captured and replayed. pytest-benchmark would warn of
+# Graphs of one node and up, so that the custom calls run captured and replayed. pytest-benchmark would warn about
 # xdist, and warnings are errors here.
 test_() {
   local parallel=()
@@ -80,8 +80,8 @@ test_() {
     "$PYTHON" -m pytest -q -p no:benchmark tests/gpu "${parallel[@]}" --junitxml="$RESULTS/test.xml"
 }
 
-# sanitize TOOL [OPTION...]: on one case of elements and one of rows for each kernel. Each buffer is an allocation of
-# its own, so that running over its end is seen.
+# sanitize TOOL [OPTION...]: runs it on one case of elements and one of rows for each kernel. Each buffer is a separate
+# allocation, so that overruns are detected.
 sanitize() {
   local sanitizer
   if ! sanitizer=$(command -v compute-sanitizer || command -v "$(dirname "$CUDACXX")/compute-sanitizer"); then
@@ -94,7 +94,7 @@ sanitize() {
     "$PYTHON" -m pytest -v -p no:benchmark tests/gpu -k "$few"
 }
 
-# Without errors of the API: JAX tries what a driver may lack, which is no fault of the kernels.
+# Without API errors: JAX tries what a driver may lack, which is not the kernels' fault.
 memcheck() { sanitize memcheck --report-api-errors no; }
 
 racecheck() { sanitize racecheck; }
@@ -136,7 +136,7 @@ tries() {
   echo "${said##* }"
 }
 
-# part NAME: runs it within its bound and records how it went.
+# part NAME: runs it within its time limit and records how it went.
 part() {
   local name=$1 start=$SECONDS function=$1 tries status timed_out=false
   tries=$(($(tries "$name") + 1))
@@ -144,7 +144,7 @@ part() {
   [[ $name == build || $name == report ]] || function="have_kernels && $function"
   timeout --kill-after=5 "${LIMIT[$name]}" bash -o pipefail -c "$function" > >(tee "$RESULTS/parts/$name.log") 2>&1
   status=$?
-  [[ $status == 124 || $status == 137 ]] && timed_out=true  # 137: it was killed for going on
+  [[ $status == 124 || $status == 137 ]] && timed_out=true  # 137: killed because it kept running
   echo "{\"part\": \"$name\", \"status\": $status, \"timed_out\": $timed_out, \"tries\": $tries," \
     "\"seconds\": $((SECONDS - start)), \"limit_seconds\": ${LIMIT[$name]}}" > "$RESULTS/parts/$name.json"
   echo "== $name: status $status after $((SECONDS - start)) s"
@@ -153,7 +153,7 @@ part() {
 
 passed() { grep -qs '"status": 0,' "$RESULTS/parts/$1.json"; }
 
-# All parts, those that were tried less often first.
+# All parts, the least often tried first.
 in_turn() {
   local name
   for name in "${PARTS[@]}"; do echo "$(tries "$name") $name"; done | sort --stable --numeric-sort --key=1,1 |

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_report build/gpu-results
 
-Writes report.md and, with matplotlib, roofline.png beside the JSON. What was not measured is said to be so.
+Writes report.md and, with matplotlib, roofline.png beside the JSON. The report names what was not measured.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from benchmarks.figures import drawing
 Row = dict[str, Any]
 
 KERNEL_RESULTS = ("kernels", "kernels-dense", "kernels-n128", "kernels-rows")
-# Least share of the floor's speed, as far as density `up to`.
+# Least share of the floor's speed, up to a density: (density, share).
 TARGETS = {
     "partition": [(0.052, 0.8), (0.4, 0.7)],
     "hash_bitmap_decode": [(1, 0.85)],
@@ -25,12 +25,12 @@ TARGETS = {
 }
 # Least time as a multiple of partition's.
 PEERS = {"CUB DeviceSelect::Flagged": 1 / 1.1, "torch.nonzero + index_select": 3, "jnp.nonzero + take": 10}
-# Of those that write what the floor counts: a list, and no array of the gradient's size beside the residual.
+# Only for those that write what the floor counts: a list, and besides the residual no array of the gradient's size.
 FEEDBACK_TARGETS = {"dgc, compact": 0.8, "top_k, compact": 0.8, "top_k and partition, fused": 0.8}
 
 
 def target_of(row: Row) -> float | None:
-    """What a kernel's row should reach, if anything.
+    """The share that a kernel's row should reach, if it has a target.
 
     >>> target_of({"kernel": "partition", "density": 0.2}), target_of({"kernel": "aggregate", "density": 0.2})
     (0.7, None)
@@ -59,7 +59,7 @@ def peer_lines(result: Row) -> list[Row]:
             continue
         line = {"peer": row["kernel"], "density": row["density"]}
         if "absent" in row:
-            reason = " ".join(row["absent"].split())  # a compiler says it in many lines
+            reason = " ".join(row["absent"].split())  # compilers spread it over many lines
             lines.append(line | {"median_ms": "absent", "times ours": reason})
             continue
         times = row.get("times_partition", row.get("times_aggregate"))
@@ -116,7 +116,7 @@ def draw_roofline(results: Sequence[Row], figure: Any) -> None:
 
 
 def write_report(folder: Path) -> None:
-    """report.md and roofline.png in `folder`, from the JSON there."""
+    """Writes report.md and roofline.png to `folder`, from the JSON there."""
 
     def load(name: str) -> Row | None:
         path = folder / f"{name}.json"

@@ -1,7 +1,7 @@
 """A group of processes that time the same collectives: the loop that zen_jax's worker and every peer share.
 
 Each process is started with the options of `arguments`; rank 0 prints one JSON record for each case and rate. The time
-of a call is that of its slowest worker, from a barrier on. Bytes are the network interface's own counters from
+of a call runs from a barrier until its slowest worker is done. Bytes are the network interface's own counters from
 barrier to barrier, headers included; segments that are cut later (offloading) are counted with one header.
 """
 
@@ -30,10 +30,10 @@ class Group(Protocol):
     size: int
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
-        """float64 [...] of this process to [n, ...] of all; no process goes on before all have come."""
+        """float64 [...] of this process to [n, ...] of all; no process continues before all have arrived."""
 
     def at_rate(self, rate: str) -> dict[str, dict[str, Any]]:
-        """Called in every process once the links have a new rate. What it gives for a case goes into its record."""
+        """Called in every process once the links have a new rate. What it returns for a case goes into its record."""
 
 
 class Case(Protocol):
@@ -42,13 +42,13 @@ class Case(Protocol):
     name: str
 
     def prepare(self, step: int) -> Callable[[], Any]:
-        """A call that reduces this worker's gradient of a step and returns when the result is there."""
+        """A callable that reduces this worker's gradient of a step and returns when the result is ready."""
 
     def dense(self, result: Any) -> np.ndarray:
         """The result as float32 [V, D]."""
 
     def info(self, result: Any) -> dict[str, float]:
-        """What the scheme itself reports of a call; equal on all workers."""
+        """What the scheme itself reports about a call; equal on all workers."""
 
 
 def arguments(description: str | None) -> argparse.Namespace:
@@ -75,7 +75,7 @@ def measure(group: Group, problem: Problem, cases: Sequence[Case], options: argp
         if rate != AS_IS and group.rank == 0:
             hosts = [emulated_hosts.nth_host(i) for i in range(group.size)]
             emulated_hosts.set_rate(hosts, None if rate == UNLIMITED else rate)
-        group.gather(np.zeros(1))  # the rate is set before any goes on
+        group.gather(np.zeros(1))  # the rate is set before any continues
         extra = group.at_rate(rate)
         for record in _time_cases(group, problem, cases, options):
             if group.rank == 0:
@@ -87,7 +87,7 @@ def measure(group: Group, problem: Problem, cases: Sequence[Case], options: argp
 def _time_cases(
     group: Group, problem: Problem, cases: Sequence[Case], options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """Cases take turns, so that what disturbs the machine for a while disturbs them alike."""
+    """Cases take turns, so that temporary disturbances of the machine affect them alike."""
     measured = np.zeros((len(cases), options.repeats, 3))
     infos: dict[str, list[dict[str, float]]] = {case.name: [] for case in cases}
     for repeat in range(options.repeats):

@@ -1,18 +1,18 @@
-"""Times every kernel against its floor, its pure-JAX lowering, and what others offer for the same work.
+"""Times every kernel against its floor, its pure-JAX lowering, and other libraries' equivalents.
 
     python -m benchmarks.kernels --elements 64e6 --density 0.01 0.05 --json build/kernels.json
 
-The floor of a kernel is the time in which the device, at its measured ceilings, reads and writes the bytes that the
+The floor of a kernel is the time that the device, at its measured ceilings, needs to read and write the bytes that the
 kernel must; the ceilings are timed again beside every repeat. "times_floor" is the kernel's time over its floor,
 "of_ceiling" the inverse, and "of_read" and "of_copy" the rate at which it moves these bytes over the rates at which the
-device reads and copies. A peer that this machine lacks has a row that says why.
+device reads and copies. A peer that this machine lacks gets a row that says why.
 
-aggregate and aggregate_encode run for up to 8 servers in one call, each of which has an inbox of its own: what reaches
-one server takes a GPU less time than a call does, and fits its cache. Their bytes and times are of all these servers.
-The JSON is written anew after each row, so that a run which is cut off keeps what it measured.
+aggregate and aggregate_encode run for up to 8 servers in one call, each with its own inbox: one server's share takes a
+GPU less time than a call does, and fits in its cache. Their bytes and times are totals over these servers. The JSON is
+rewritten after each row, so that an interrupted run keeps what it measured.
 
 On a CPU the process keeps the memory it frees, as examples/lm does, so that results do not land on pages that the
-kernel has yet to map; --fresh-memory leaves malloc as it is.
+operating system has yet to map; --fresh-memory leaves malloc as it is.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from zen_jax.kernels.hash_bitmap_encode import reference as encode_reference
 from zen_jax.kernels.partition import reference as partition_reference
 
 ROOM = 1.1  # capacity over what the fullest server needs
-SERVERS = 8  # at most, whose inboxes one call aggregates
+SERVERS = 8  # at most, aggregated in one call
 
 
 def sparse_tensor(units: int, width: int, density: float, seed: int = 0) -> np.ndarray:
@@ -62,8 +62,8 @@ def partitioned(rows: jax.Array, n: int) -> tuple[jax.Array, jax.Array, jax.Arra
 def inboxes(buckets: Sequence[jax.Array], *, alike: bool) -> tuple[jax.Array, ...]:
     """The messages of n workers to each server s of min(n, SERVERS) = S: [S, n, C], [S, n, C, D] and [S, n].
 
-    If they send alike, all send bucket s to server s. If not, worker w sends it bucket s + w of the n buckets, so that
-    the messages are as of workers whose gradients have nothing to do with one another.
+    If they send alike, all send bucket s to server s. Otherwise worker w sends it bucket (s + w) mod n, so that the
+    messages look like those of workers with unrelated gradients.
     """
     n = buckets[0].shape[0]
     worker = np.zeros(n, np.int32) if alike else np.arange(n, dtype=np.int32)
@@ -72,7 +72,7 @@ def inboxes(buckets: Sequence[jax.Array], *, alike: bool) -> tuple[jax.Array, ..
 
 
 def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tuple, int, int]]:
-    """For each kernel: name, custom call, pure-JAX lowering, operands, bytes read and bytes written at least."""
+    """For each kernel: name, custom call, pure-JAX lowering, operands, least bytes read and least bytes written."""
     units, size = x.shape[0], -(-x.shape[0] // n)
     rows = jnp.asarray(x).reshape(units, -1)
     buckets = partitioned(rows, n)
@@ -134,7 +134,7 @@ def peers(x: np.ndarray, n: int, repeats: int) -> Iterator[dict[str, Any]]:
     """A row for each peer: its time, and its median ratio to the time of aggregate or of partition on the same data."""
     yield scatter_add(x, n, repeats)
     if x.ndim > 1:
-        return  # the others know no rows
+        return  # the others do not handle rows
     operand, capacity = jnp.asarray(x), int(np.count_nonzero(x) / n * ROOM) + 1
     run = jax.jit(lambda x: kernels.partition(x, n, capacity))
     partition = lambda: run(operand)  # noqa: E731
@@ -169,7 +169,7 @@ def beside(name: str, peer: nonzeros.Peer, kernel: str, run: Callable[[], Any], 
 
 
 def milliseconds(seconds: float) -> float:
-    """Four digits of it."""
+    """Seconds in milliseconds, to four digits."""
     return float(f"{seconds * 1e3:.4g}")
 
 
@@ -214,7 +214,7 @@ def main() -> None:
             row |= {key: round(took[key], 3) for key in ("of_read", "of_copy")}
             kernel_rows[density, name] = row
             add(row)
-    # Last, for they leave memory in small pages, on which the kernels' results would land.
+    # Last, because they leave memory in small pages, on which the kernels' results would land.
     for density, x in tensors.items():
         if not options.skip_slow:
             for name, _, reference, operands, *_ in cases(x, options.n):

@@ -2,8 +2,9 @@
 
     python -m benchmarks.ladder --json build/ladder.json
 
-Both push the same buckets of n emulated workers, element units, at several densities. "bytes" is the room that was
-sent over the bytes of exact-sized messages. Rounds are shown at capacities that fit a low, a middle and a high density.
+Both push the same buckets of n emulated workers, element units, at several densities. "bytes" is the capacity that
+was sent over the bytes of exact-sized messages. Rounds are shown at capacities that fit a low, a medium and a high
+density.
 """
 
 import argparse

@@ -16,7 +16,7 @@ import jax
 
 from zen_jax.planning.table import table as aligned
 
-QUEUED_SECONDS = 0.01  # that the calls of one timing take on an accelerator, where the host only queues them
+QUEUED_SECONDS = 0.01  # length of one timing on an accelerator, where the host only queues calls
 
 
 def seconds(run: Callable[[], Any], repeats: int = 7) -> dict[str, float]:
@@ -31,7 +31,7 @@ def spread(times: Sequence[float]) -> dict[str, float]:
 
 
 def elapsed(run: Callable[[], Any], calls: int = 1) -> float:
-    """Seconds that a call takes, its results on the device included: the mean of `calls` in a row."""
+    """Seconds that a call takes until its results are on the device: the mean of `calls` in a row."""
     start = time.perf_counter()
     for _ in range(calls):
         results = run()
@@ -40,8 +40,8 @@ def elapsed(run: Callable[[], Any], calls: int = 1) -> float:
 
 
 def queued_calls(run: Callable[[], Any]) -> int:
-    """Calls to time together, after one or more that compile and warm up: on an accelerator enough that the host's
-    work for one call hides behind the device's for the one before, on a CPU one."""
+    """Calls to time together, after one or more that compile and warm up: one on a CPU, on an accelerator enough that
+    the host's work on a call hides behind the device's work on the call before."""
     elapsed(run)
     if jax.default_backend() == "cpu":
         return 1
@@ -57,7 +57,7 @@ def ratio(run: Callable[[], Any], to: Callable[[], Any], repeats: int) -> dict[s
 
 
 def in_turn(calls: Iterable[Callable[[], Any]]) -> list[Any]:
-    """Results of calls of which no two run at once: an accelerator queues them, on a CPU each is waited for."""
+    """Results of calls, no two of which run at once: an accelerator queues them, on a CPU each is awaited."""
     wait = jax.block_until_ready if jax.default_backend() == "cpu" else lambda results: results
     return [wait(call()) for call in calls]
 
@@ -86,7 +86,7 @@ def environment() -> dict[str, Any]:
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints; None where it is not there or fails."""
+    """What a command prints; None if it is missing or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
@@ -109,7 +109,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:
-    """Writes it whole or not at all: a run that is cut off while it writes leaves what it wrote before."""
+    """Writes the result whole or not at all: a run interrupted while writing leaves what it wrote before."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f"{path.name}.unfinished")

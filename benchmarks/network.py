@@ -7,7 +7,7 @@
         --coordinator host0:7700 --rank 0 --interface eth0       # once on each of 4 hosts, with its own rank
 
 Messages are planned on the steps before those that are measured, and every result is checked against the exact sum.
-Choose a rate so low that sending outweighs computing: emulated hosts share this machine's cores, as real ones do not.
+Choose a rate low enough for sending to outweigh computing: unlike real hosts, emulated ones share this machine's cores.
 """
 
 import argparse
@@ -47,9 +47,9 @@ def make_problem(
 ) -> Problem:
     """Gradients of `steps` steps for n workers, and each case's keywords as planned on the steps before.
 
-    A case takes the fastest of the planner's candidates that have all that `wanted` says of it.
+    A case takes the fastest of the planner's candidates that match all that `wanted` says about it.
 
-    The profile of those goes into `folder`, so that workers can estimate on links that they calibrate.
+    The profile of the planning steps goes into `folder`, so that workers can estimate on links that they calibrate.
     """
 
     def indicator(step: int) -> np.ndarray:
@@ -71,7 +71,7 @@ def make_problem(
 
 
 def measure_emulated(options: argparse.Namespace, problem: Path, n: int) -> list[dict[str, Any]]:
-    """Records of all schemes and peers among n emulated hosts, without a limit and at every rate."""
+    """Records of all schemes and peers on n emulated hosts, without a limit and at every rate."""
     shared = ["--problem", str(problem), "--repeats", str(options.repeats), "--rates", group.UNLIMITED, *options.rate]
     with emulated_hosts(n) as hosts:
         records = run_group(_one_a_host("benchmarks.network_worker", sys.executable, hosts, shared, PORT))
@@ -86,7 +86,7 @@ def measure_emulated(options: argparse.Namespace, problem: Path, n: int) -> list
 
 
 def measure_given(options: argparse.Namespace, problem: Path) -> list[dict[str, Any]]:
-    """Records of all schemes among hosts that the caller started, on one of them; empty but on rank 0."""
+    """Records of all schemes on hosts that the caller started, run on one of them; empty except on rank 0."""
     place = ["--coordinator", options.coordinator, "--rank", str(options.rank), "--interface", options.interface]
     shared = ["--problem", str(problem), "--repeats", str(options.repeats)]
     records = run_group([[sys.executable, "-m", "benchmarks.network_worker", *shared, *place]])
@@ -108,7 +108,7 @@ def _mpiexec(peer: Peer, python: str, hosts: Sequence[Host], shared: Sequence[st
 
 
 def installed_peers(python: str) -> list[str]:
-    """The peers whose packages that Python has; says which it has not."""
+    """The peers whose packages `python` has; reports the others."""
     installed = []
     for name, peer in PEERS.items():
         if subprocess.run([python, "-c", f"import {peer.package}"], capture_output=True).returncode == 0:
@@ -157,7 +157,7 @@ def parse() -> argparse.Namespace:
 
 
 def measure_workload(options: argparse.Namespace, workload: workloads.Workload, n: int) -> list[dict[str, Any]]:
-    """The report's rows about one workload among n hosts."""
+    """The report's rows about one workload on n hosts."""
     wanted = {scheme: {"scheme": scheme} for scheme in options.schemes} | (ABLATION if options.ablation else {})
     gbps = min(map(rate_in_bits, options.rate)) / 1e9
     with tempfile.TemporaryDirectory() as folder:
@@ -179,7 +179,7 @@ def main() -> None:
     for workload in loaded:
         for n in options.hosts:
             found = measure_workload(options, workload, n)
-            if not found:  # another rank speaks
+            if not found:  # another rank reports
                 continue
             rows += found
             print(network_report.table(found), flush=True)

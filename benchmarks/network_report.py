@@ -14,14 +14,14 @@ def rows(records: Sequence[dict[str, Any]], workload: str, bound: float) -> list
     """One row for each case and rate of one number of hosts.
 
     Args:
-      records: what rank 0 of each group printed, at the rate `group.UNLIMITED` too where there is one.
+      records: what rank 0 of each group printed, including the rate `group.UNLIMITED` where there is one.
       workload: its name.
-      bound: bytes that a worker receives at least.
+      bound: least bytes that a worker receives.
 
     Returns:
       Rows with times in ms and bytes in MB (10^6). "compute_share" is the time on an unlimited link over the time at
-      the rate: kernels, packing and the kernel's own copies. "speed_up" is over dense, and "of_bytes" its share of what
-      the bytes on the wire would allow.
+      the rate: kernels, packing and the operating system's copies. "speed_up" is over dense, and "of_bytes" its share
+      of what the bytes on the wire would allow.
     """
     unlimited = {record["case"]: record["seconds"]["median"] for record in records if record["rate"] == group.UNLIMITED}
     limited = [record for record in records if record["rate"] != group.UNLIMITED]
@@ -88,7 +88,7 @@ def choices(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Median times as bars with their extremes, one panel for each number of hosts and rate, to a PNG."""
+    """Plots median times as bars with their extremes, one panel for each number of hosts and rate, to a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")

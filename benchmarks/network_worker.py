@@ -25,7 +25,7 @@ class Processes:
         return gather(numbers)
 
     def at_rate(self, rate: str) -> dict[str, dict[str, Any]]:
-        """Calibrates the links, and gives for each case the estimated seconds and whether a plan would choose it."""
+        """Calibrates the links; returns each case's estimated seconds and whether a plan would choose it."""
         if rate == group.UNLIMITED:
             return {}
         cluster = zen.calibrate(self.mesh)
@@ -67,7 +67,7 @@ class Scheme:
 
 
 def _with_tuples(keywords: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no tuples."""
+    """Turns lists back into tuples, which JSON lacks."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in keywords.items()}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 class Problem:
     """Sparse gradients of some steps: worker w's value at row r, column c is (w + 1) * ((r + c) % 7 + 1), or zero.
 
-    Small integers held in floats, so that every correct scheme gives the same bits and a wrong one is found out.
+    Small integers held in floats, so that every correct scheme gives the same bits and a wrong one is detected.
     """
 
     touched: np.ndarray  # bool [steps, n, V]

@@ -1,4 +1,4 @@
-"""Processes that a benchmark starts and waits for, and how it ends itself."""
+"""Processes that a benchmark starts and waits for, and how the benchmark itself ends."""
 
 import json
 import os
@@ -14,10 +14,10 @@ from typing import Any
 
 from benchmarks.emulated_hosts import HostsError
 
-GROUP_TIMEOUT = 1800  # seconds after which a group of processes is taken to hang
+GROUP_TIMEOUT = 1800  # seconds after which a group of processes is considered hung
 PORT = 7700
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_ARENA_MAX": "1"}
-"""For glibc's malloc, what examples/common/memory.py sets from inside; for peers too."""
+"""What examples/common/memory.py sets from inside, as glibc's environment variables; for peers too."""
 
 
 class ProcessesError(RuntimeError):
@@ -26,7 +26,7 @@ class ProcessesError(RuntimeError):
 
 def run_group(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     """Runs processes until all have ended, or one has failed; returns the records that the first one printed."""
-    # A training loop reuses its memory; without this, faulting fresh pages in would drown all else.
+    # A training loop reuses its memory; without this, faulting in fresh pages would drown out everything else.
     variables = os.environ | KEEP_FREED_MEMORY
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder) / f"{i}.log" for i in range(len(commands))]
@@ -34,7 +34,7 @@ def run_group(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         try:
             for command, log in zip(commands, logs, strict=True):
                 with log.open("w") as output:
-                    # What the first says is progress; the others matter only where one of them fails.
+                    # The first process reports progress; the others' output matters only if one of them fails.
                     errors = subprocess.STDOUT if processes else None
                     started = subprocess.Popen(
                         command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=variables
@@ -58,15 +58,15 @@ def run_group(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
 
 @contextmanager
 def compiled_once() -> Iterator[None]:
-    """Inside, processes that run the same program share what one of them has compiled."""
+    """Within this context, processes that run the same program share what one of them has compiled."""
     with tempfile.TemporaryDirectory() as cache:
         os.environ |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # every program from the cache is warned of
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # otherwise every program from the cache gives a warning
         yield
 
 
 def run_main(main: Callable[[], None]) -> None:
-    """Runs a benchmark that emulates hosts, so that they are removed however it ends, with one line for bad input."""
+    """Runs a benchmark so that its emulated hosts are removed however it ends, and bad input gives one line."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         main()

@@ -4,9 +4,9 @@
     python -m benchmarks.profiling --example nmt --data path/to/data/tatoeba_fra_eng --json build/profiling_nmt.json
     python -m benchmarks.profiling --hosts 4 --rate 100mbit --json build/profiling_hosts.json    # as root on Linux
 
-The step with a profiler and the step without one take turns, from the same start on the same batches. Afterwards a
-plan's step holds no trace of the profiler. Without --hosts all workers share this process: sending costs nothing, and
-what the counting costs weighs most.
+The steps with and without a profiler take turns, from the same start on the same batches. Afterwards a planned step
+holds no trace of the profiler. Without --hosts all workers share this process: sending costs nothing, and the cost of
+counting weighs most.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def measured(options: argparse.Namespace, workers: Workers) -> dict[str, Any]:
 
 
 def measured_on_hosts(options: argparse.Namespace) -> dict[str, Any]:
-    """The same with one worker on each of `options.hosts` emulated hosts."""
+    """`measured` with one worker on each of `options.hosts` emulated hosts."""
     command = [sys.executable, "-m", "benchmarks.profiling", *sys.argv[1:], "--process-id"]
     with compiled_once(), emulated_hosts(options.hosts) as hosts:
         set_rate(hosts, options.rate)

@@ -3,10 +3,10 @@
     python -m benchmarks.sparse_embedding --json build/sparse_embedding.json
 
 The row-sparse step is timed on tables of two sizes, alone and with emulated workers that synchronise (all in one
-process under vmap, so the "network" is memory), and beside the step with JAX's dense gradient. Every case runs in a
-process of its own. What its peak memory grows by after compiling is a lower bound of a step's, which uses again what
-compiling has freed; beside it is what XLA plans for temporaries. Huge pages are asked for, because random rows of a
-table of gigabytes otherwise cost a page walk each; `--small-pages` leaves them out.
+process under vmap, so the "network" is memory), and beside a step that uses JAX's dense gradient. Every case runs in
+its own process. The growth of its peak memory after compiling is a lower bound for a step's memory, because a step
+reuses what compiling has freed; XLA's plan for temporaries is shown beside it. Huge pages are requested, because random
+rows of a table of gigabytes otherwise cost a page walk each; `--small-pages` leaves them out.
 """
 
 import argparse
@@ -131,7 +131,7 @@ def main() -> None:
         for gradient, sparse in (("row-sparse", True), ("dense", False))
         for workers in options.workers
         for rows in options.rows
-        if sparse or workers == 1  # the dense gradients of several workers would need that many tables of memory
+        if sparse or workers == 1  # the dense gradients of several workers would need memory for as many tables
     ]
     fixed = {"columns": options.columns, "ids": options.ids, "optimizer": options.optimizer}
     results = [in_own_process(options, **case, **fixed) for case in cases]

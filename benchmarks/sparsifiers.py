@@ -4,12 +4,13 @@
 
 Selection with error feedback must read a gradient and its residual, write the new residual, and write what it sends as
 4-byte indices and values: 12|G| + 8d|G| bytes. The floor is the time that these take at the device's measured ceilings,
-timed again beside every repeat. `dgc` also reads and writes its velocity; its row "of 20|G|" holds it against a floor
-that counts this. State is donated, as in a training step.
+which are timed again beside every repeat. `dgc` also reads and writes its velocity; its figure "of 20|G|" compares it
+with a floor that counts this. State is donated, as in a training step.
 
-The last row of a density goes on to the buckets of the servers (`--servers`): `top_k(compact=True)` hands a list to
-`partition_coo`. Its floor has the same bytes, for buckets hold what the list does. It takes turns with `top_k`, whose
-array `partition` reads; "of unfused" is the median of the ratios of their times. Gradients under 1 MiB are never lists.
+The last row of a density goes on to the servers' buckets (`--servers`): `top_k(compact=True)` hands a list to
+`partition_coo`. Its floor counts the same bytes, because the buckets hold what the list does. It takes turns with
+`top_k`, whose array `partition` reads; "of unfused" is the median ratio of their times. Gradients under 1 MiB are never
+lists.
 """
 
 import argparse
@@ -75,7 +76,7 @@ def dgc_update(gradient: jax.Array, state: tuple[jax.Array, jax.Array], density:
 
 
 def contenders(gradient: jax.Array, density: float) -> Iterator[tuple[str, Callable, Any, bool]]:
-    """Name, update(gradient, state), first state, and whether it is slow."""
+    """Name, update(gradient, state), initial state, and whether it is slow."""
     size, k = gradient.size, math.ceil(density * gradient.size)
     value = float(jnp.partition(jnp.abs(gradient), size - k)[size - k])
     for name, transform in {
@@ -94,7 +95,7 @@ def contenders(gradient: jax.Array, density: float) -> Iterator[tuple[str, Calla
 
 
 def in_training(update: Callable, gradients: list[jax.Array], state: Any) -> Callable[[], Any]:
-    """A call that makes the next of a row of steps, whose state replaces the last."""
+    """A callable that runs the next of a series of steps, each replacing the state of the last."""
     # The new state comes first, as in a training step: JAX gives donated buffers to the first results that they fit.
     step = jax.jit(lambda gradient, state: update(gradient, state)[::-1], donate_argnums=1)
     made = {"steps": 0, "state": state}
@@ -109,7 +110,7 @@ def in_training(update: Callable, gradients: list[jax.Array], state: Any) -> Cal
 
 
 def to_buckets(gradients: list[jax.Array], density: float, n: int, *, compact: bool) -> Callable[[], Any]:
-    """A call that makes the next step's buckets for n servers, of twice the room they need, of what `top_k` sends."""
+    """A callable that puts what `top_k` sends next into n servers' buckets, with twice the room they need."""
     sparsifier, room = zen.top_k(density, compact=compact), 2 * math.ceil(density * gradients[0].size / n)
 
     def update(gradient: jax.Array, state: Any) -> tuple[Any, Any]:

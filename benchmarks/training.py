@@ -2,9 +2,9 @@
 
     python -m benchmarks.training --data path/to/data --examples lm deepfm --hosts 4 8 --json build/training.json
 
-As in figures 11 and 13 of ZEN's paper, links are so fast that a dense all-reduce spends most of a step, and not all of
-it, in communication: the rate is worked out from a run with unlimited links. Needs root on Linux; emulated hosts share
-this machine's cores, as real ones do not, so that what a scheme computes weighs more here.
+As in figures 11 and 13 of ZEN's paper, links have a rate at which a dense all-reduce spends most of a step, but not all
+of it, in communication; the rate is derived from a run with unlimited links. Needs root on Linux. Unlike real hosts,
+emulated ones share this machine's cores, so a scheme's computation weighs more here.
 """
 
 import argparse
@@ -33,7 +33,7 @@ SCHEMES = ("dense", "planned", "zen", "agsparse", "sparcml", "omnireduce")
 
 
 def train(example: str, data: Path, hosts: Sequence[Host], schemes: Sequence[str], steps: int) -> dict[str, Any]:
-    """The summaries of an example's runs, one worker a host, by scheme."""
+    """The summaries of an example's runs, one worker per host, by scheme."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-m", f"examples.{example}.main", "--data", str(data / DATA[example]), "--out", out]
         command += ["--sync", ",".join(schemes), "--steps", str(steps), "--num-processes", str(len(hosts))]
@@ -47,7 +47,7 @@ def compare(example: str, n: int, options: argparse.Namespace) -> list[dict[str,
     """A row for each scheme."""
     with emulated_hosts(n) as hosts:
         unlimited = train(example, options.data, hosts, ["dense"], options.steps)["dense"]
-        # What dense sends in a step takes `dense_share` of it at this rate.
+        # At this rate, what dense sends in a step takes `dense_share` of it.
         sending = unlimited["step_seconds"] * options.dense_share / (1 - options.dense_share)
         rate = f"{max(1, round(8e-6 * unlimited['bytes_per_step'] / sending))}mbit"
         set_rate(hosts, rate)

@@ -3,8 +3,8 @@
     python -m benchmarks.wire_bytes --data path/to/data --json build/wire_bytes.json
 
 A worker's gradient has one non-zero row for each distinct row that its batch names. The lower bound: every worker
-receives each row that another worker touched once, without indices. "Exact" is Balanced Parallelism with messages of
-exactly the size of what they carry, COO push and hash-bitmap pull, rows as units.
+receives, once and without indices, each row that another worker touched. "Exact" is Balanced Parallelism with messages
+exactly as large as their contents, COO push and hash-bitmap pull, rows as units.
 """
 
 import argparse

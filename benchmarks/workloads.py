@@ -1,6 +1,6 @@
 """Which rows of an embedding's gradient each worker touches in a step: real data sets, and a synthetic density.
 
-A data set lies in its own folder of `--data` (gutenberg_lm, tatoeba_fra_eng, nycflights_ctr, goemotions). Batches are
+Each data set has its own folder in `--data` (gutenberg_lm, tatoeba_fra_eng, nycflights_ctr, goemotions). Batches are
 those of ZEN's paper (section 5.1), and rows are numbered by falling frequency, as vocabularies are. A row that any
 token of the batch names has a gradient; every other row is zero.
 """
@@ -70,7 +70,7 @@ def load(name: str, data: Path | None = None) -> Workload:
 
 
 def gutenberg_lm(folder: Path) -> Workload:
-    """Language modelling: every worker reads 128 sequences of 35 words, each on from where it stopped."""
+    """Language modelling: every worker reads 128 sequences of 35 words, each continuing where it stopped."""
     sequences, length = 128, 35
     paragraphs = ([*line.split(), "<eos>"] for line in _lines(folder / "train.txt.gz"))
     tokens, rows = _numbered(paragraphs)
@@ -85,7 +85,7 @@ def gutenberg_lm(folder: Path) -> Workload:
 
 
 def tatoeba_fra_eng(folder: Path) -> Workload:
-    """Translation: 64 sentence pairs a worker; one table holds the English words and then the French ones."""
+    """Translation: 64 sentence pairs per worker; one table holds the English words and then the French ones."""
     pairs = [line.split("\t")[:2] for line in _lines(folder / "train.tsv.gz")]
     english, english_rows = _numbered(TOKEN.findall(pair[0]) for pair in pairs)
     french, french_rows = _numbered(TOKEN.findall(pair[1]) for pair in pairs)
@@ -94,13 +94,13 @@ def tatoeba_fra_eng(folder: Path) -> Workload:
 
 
 def goemotions(folder: Path) -> Workload:
-    """Text classification: 256 comments a worker, in lower case."""
+    """Text classification: 256 comments per worker, in lower case."""
     comments, rows = _numbered(TOKEN.findall(line.split("\t")[1].lower()) for line in _lines(folder / "train.tsv.gz"))
     return Workload("goemotions", rows, 256, len(comments) // 256, _shuffled(comments, 256))
 
 
 def nycflights_ctr(folder: Path) -> Workload:
-    """Click-through-like prediction (flights, in place of Criteo): 1024 examples of 32 categorical fields a worker."""
+    """Click-through-like prediction (flights, not Criteo): 1024 examples of 32 categorical fields per worker."""
     with np.load(folder / "data.npz") as data:
         offsets = np.cumsum(data["cardinality"]) - data["cardinality"]
         train = data["split"] == 0
@@ -114,7 +114,7 @@ DATA_SETS = {read.__name__: read for read in (gutenberg_lm, tatoeba_fra_eng, nyc
 
 
 def _synthetic(name: str) -> Workload:
-    """Exactly density * rows distinct rows a worker, drawn by Zipf's law."""
+    """Exactly density * rows distinct rows per worker, drawn by Zipf's law."""
     rows, text = 65_536, name.removeprefix("synthetic:")
     try:
         density = float(text)
@@ -136,7 +136,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _numbered(sentences: Iterable[list[str]]) -> tuple[list[np.ndarray], int]:
-    """Each sentence as int32 ids, the commonest word 0, and how many words there are."""
+    """Each sentence as int32 ids, 0 being the most frequent word, and how many words there are."""
     sentences = list(sentences)
     counts = Counter(word for sentence in sentences for word in sentence)
     ids = {word: i for i, (word, _) in enumerate(counts.most_common())}

@@ -1,4 +1,4 @@
-// How each dtype is summed: widened, added and divided in its accumulator, rounded once.
+// How each dtype is summed: widened, added and divided in its accumulator type, and rounded once.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -37,7 +37,7 @@ struct Bfloat16 {
   __device__ static Stored round(Sum x) { return __float2bfloat16_rn(x); }
 };
 
-// Returns visit(dtype), of the type that sums such elements.
+// Returns visit(dtype) with the type that sums such elements.
 template <typename Visit>
 cudaError_t visit_dtype(Element element, Visit visit) {
   switch (element) {

@@ -12,8 +12,8 @@ namespace zen::cuda {
 
 // positions [batch, n, capacity], values [batch, n, capacity, width] and counts [batch, n] to shard
 // [batch, size, width]: the sum over workers 0, 1, ... of the value at each position, from +0, times 1 / divisor.
-// Float64 sums in float64, the others in float32, and rounds once. Positions ascend strictly within a worker's first
-// min(count, capacity) entries; positions outside the shard are ignored. Deterministic.
+// Float64 is summed in float64, the others in float32, and rounded once. Positions ascend strictly within a worker's
+// first min(count, capacity) entries; positions outside the shard are ignored. Deterministic.
 cudaError_t aggregate(const AggregateProblem& problem, Element element, int64_t divisor, const int32_t* d_positions,
                       const void* d_values, const int32_t* d_counts, void* d_shard, cudaStream_t stream);
 

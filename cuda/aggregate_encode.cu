@@ -49,7 +49,7 @@ struct RangeBitmap {
     return sum.total;
   }
 
-  // To the item's bitmap, which is zero where ranges are smaller than a word.
+  // Writes to the item's bitmap, which is zero beforehand if ranges are smaller than a word.
   __device__ void store(int64_t first_row, int32_t rows, uint32_t* bitmap, int64_t bitmap_words) const {
     const int64_t word = first_row / kBitsPerWord + threadIdx.x;
     if (rows < kBitsPerWord) {
@@ -72,7 +72,7 @@ struct RangeBitmap {
   }
 };
 
-// Rows wider than a block's sums are summed twice, range by range of columns: to see whether they are zero, and to be
+// Rows wider than a block's sums are summed twice, one column range at a time: to see whether they are zero, and to be
 // written once it is known where.
 template <typename Dtype, int kPackSize>
 __global__ void __launch_bounds__(kThreads, 2)

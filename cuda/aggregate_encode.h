@@ -13,7 +13,7 @@ namespace zen::cuda {
 // Scratch for one batch item; a batch needs `batch` times as much in one piece.
 int64_t aggregate_encode_scratch_bytes(int64_t size, int64_t width, int64_t element_bytes);
 
-// What hash_bitmap_encode gives for the shard that aggregate gives, to the bit: positions [batch, n, capacity], values
+// Bitwise the same as hash_bitmap_encode of the shard from aggregate: positions [batch, n, capacity], values
 // [batch, n, capacity, width] and counts [batch, n] to words [batch, ceil(size / 32)], units [batch, room, width] and
 // count [batch]. The first `room` non-zero units are written; units beyond min(count, room) are not. No two of the
 // buffers overlap. d_scratch is aligned to 16 bytes.

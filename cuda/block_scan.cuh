@@ -1,4 +1,4 @@
-// Prefix sums over the lanes of a warp and the threads of a block, and the lists that they make of bitmaps.
+// Prefix sums over the lanes of a warp and the threads of a block, and the lists that they turn bitmaps into.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace zen::cuda {
 
-// Divided as unsigned numbers, which takes an instruction each.
+// Divided as unsigned numbers, which takes one instruction each.
 __device__ inline int lane_id() { return static_cast<int>(threadIdx.x % kWarpSize); }
 __device__ inline int warp_id() { return static_cast<int>(threadIdx.x / kWarpSize); }
 
@@ -25,13 +25,13 @@ struct BlockSum {
   uint32_t total;
 };
 
-// Sums `value` over the block, to less than 2^31. `warp_totals` holds kWarps words that nothing else uses until the
-// next barrier after this call; the call itself starts without one.
+// Sums `value` over the block; the total is below 2^31. `warp_totals` holds kWarps words that nothing else may use
+// until the next barrier after this call; the call itself does not start with one.
 __device__ inline BlockSum block_exclusive_sum(uint32_t value, uint32_t* warp_totals) {
   const uint32_t inclusive = warp_inclusive_sum(value);
   if (lane_id() == kWarpSize - 1) warp_totals[warp_id()] = inclusive;
   __syncthreads();
-  const uint32_t total = warp_totals[lane_id() % kWarps];  // lane w has that of warp w, and so has lane w + kWarps
+  const uint32_t total = warp_totals[lane_id() % kWarps];  // lanes w and w + kWarps have that of warp w
   const uint32_t before_warp = __reduce_add_sync(kFullWarp, lane_id() < warp_id() ? total : 0);
   return {before_warp + inclusive - value, __reduce_add_sync(kFullWarp, total) / (kWarpSize / kWarps)};
 }

@@ -28,7 +28,7 @@ STREAMS = {
     "accumulate": {LOAD, STORE},
     "finish": {LOAD},
 }
-"""What each of these must have; of those with a size of packs, the ones with packs of more than an element."""
+"""What each of these must have; of those with a pack size, only the ones with packs of more than one element."""
 
 RESOURCES = re.compile(r"Function (?P<name>\w+):\s+REG:(?P<registers>\d+) STACK:(?P<stack>\d+) .*?LOCAL:(?P<local>\d+)")
 ACCESS = re.compile(r"\*/\s+(?:@!?U?P\d+ )?(LDG|STG|LDL|STL)(?:(?:\.\w+)*?(\.128))?")
@@ -39,7 +39,7 @@ class Kernel(NamedTuple):
     arch: str
     registers: int
     local_bytes: int
-    accesses: Counter[str]  # "LDG.128" and the like, as many as the code has
+    accesses: Counter[str]  # how often the code has "LDG.128" and the like
 
     def faults(self) -> list[str]:
         plain = self.name.partition("<")[0]
@@ -65,7 +65,7 @@ def kernel_name(mangled: str) -> str:
 
 
 def kernels(module: str, cuobjdump: str) -> Iterator[Kernel]:
-    """Those of every architecture that a module holds code for."""
+    """The kernels of every architecture that a module holds code for."""
     accesses: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for arch, code in _by_arch([cuobjdump, "-sass", module]):
         for function in code.split("Function : ")[1:]:

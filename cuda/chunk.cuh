@@ -8,9 +8,9 @@
 
 namespace zen::cuda {
 
-// A warp owns kPerWarp consecutive elements and reads 512 bytes of them a step. Lane j ends up with word j of the
-// warp's bitmap and the number of non-zeros in the block before that word, from which every lane finds the rank of
-// each of its own elements.
+// A warp owns kPerWarp consecutive elements and reads 512 bytes of them per step. Lane j ends up with word j of the
+// warp's bitmap and the number of non-zeros in the block before that word, from which every lane finds the rank of each
+// of its own elements.
 template <typename Bits>
 class ElementChunk {
  public:
@@ -22,7 +22,7 @@ class ElementChunk {
   static constexpr int kWordsPerWarp = kPerWarp / kBitsPerWord;
   static_assert(kWordsPerWarp <= kWarpSize, "a lane holds one word of the bitmap");
   static_assert(kPerBlock <= 1 << 16, "an offset in a chunk has 16 bits");
-  static constexpr uint32_t kFew = kPerBlock / 2;  // non-zeros, for which a list of half the room does
+  static constexpr uint32_t kFew = kPerBlock / 2;  // non-zeros, for which a list of half the room suffices
 
   // Loads elements first .. first + kPerBlock - 1 of `source`; those at or beyond `limit` count as zero.
   // `warp_totals` is used as in block_exclusive_sum.
@@ -52,8 +52,8 @@ class ElementChunk {
 
   __device__ bool has_few() const { return nonzeros_ <= kFew; }
 
-  // Writes the offsets of the block's non-zeros, in order. A lane takes the set bits of its word; where a word is
-  // nearly full that takes longer than going through all elements, and full neighbours would write to the same banks.
+  // Writes the offsets of the block's non-zeros, in order. A lane lists the set bits of its word; where a word is
+  // nearly full, that takes longer than going through all elements, and full neighbours would write to the same banks.
   __device__ void list_nonzeros(uint16_t* offsets) const {
     constexpr int kMany = 24;
     if (__any_sync(kFullWarp, __popc(word_) > kMany)) {

@@ -1,4 +1,4 @@
-// Where each block's share of an output without gaps begins: chunks in ticket order, one look-back for their counts.
+// Where each block's share of a gapless output begins: chunks in ticket order, one look-back for their counts.
 #pragma once
 
 #include <cstdint>
@@ -49,17 +49,17 @@ struct CompactionBlock {
     chunk = id - batch * chunks;
   }
 
-  // A chunk that was taken otherwise, after those before it; of an item with no more than params.chunks.
+  // A chunk that was taken in another way, after those before it, of an item with at most params.chunks chunks.
   __device__ CompactionBlock(const CompactionParams& params, const CompactionShared& shared, int64_t batch,
                              int64_t chunk, int64_t chunks)
       : params(params), shared(shared), batch(batch), chunk(chunk), chunks(chunks) {}
 
-  // As soon as it knows its number of units, so that the chunks after this one need not wait.
+  // Call as soon as the number of units is known, so that the chunks after this one need not wait.
   __device__ void announce(uint32_t units) const {
     if (threadIdx.x == 0) publish(states() + chunk, partial_state(units));
   }
 
-  // Learns how many units come before this chunk's `units`. Has a barrier.
+  // Returns how many units come before this chunk's `units`. Has a barrier.
   __device__ int64_t place(uint32_t units) const {
     if (warp_id() == 0) {
       const uint32_t before = look_back_one(states(), chunk, units);

@@ -1,4 +1,4 @@
-// What the launch functions are told about elements. Kernels that only move bits look at their size.
+// What the launch functions need to know about elements. Kernels that only move bits use their size alone.
 #pragma once
 
 #include <cstdint>

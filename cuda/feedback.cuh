@@ -1,4 +1,4 @@
-// What the kernels of error feedback know of a gradient: its arrays, the state of its searches, and the log.
+// What the kernels of error feedback know about a gradient: its arrays, the state of its searches, and the log.
 #pragma once
 
 #include <cmath>
@@ -15,7 +15,7 @@
 
 namespace zen::cuda {
 
-// Blocks that a device holds at once: more would only wait, or divide counts further.
+// Blocks that a device can hold at once: more would only wait, or divide counts further.
 constexpr int64_t kResidentBlocks = 528;
 
 template <typename Sum>
@@ -38,7 +38,7 @@ __device__ inline typename BitsOf<Sum>::Bits bits_of(Sum x) {
   return bits;
 }
 
-// What of a total is sent; the rest of it stays.
+// The part of a total that is sent; the rest stays.
 __device__ inline float part_of(float total, Float32) { return total; }
 __device__ inline double part_of(double total, Float64) { return total; }
 __device__ inline float part_of(float total, Float16) { return sent_part_of_float16(total); }
@@ -47,16 +47,16 @@ __device__ inline float part_of(float total, Bfloat16) { return sent_part_of_bfl
 __device__ inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ inline double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 
-// Where a pass finds what it looks for in one gradient.
+// The state of the searches in one gradient, from pass to pass.
 template <typename Bits>
 struct State {
   Search<Bits> ranks[2];  // in the sample: the keys below and above the threshold
   Search<Bits> threshold;
-  Bits logged_from, sent_from;  // keys from here on are logged, are sent at once
-  uint32_t uses_log;            // the log holds all that may reach the threshold; else every total is looked at
+  Bits logged_from, sent_from;  // keys from the first on are logged, from the second on sent at once
+  uint32_t uses_log;            // the log holds all that may reach the threshold; else every total is examined
 };
 
-// What may be sent, by ascending index: as it was before any of it was sent. [batch, room] each.
+// What may be sent, by ascending index, as it was before any of it was sent. [batch, room] each.
 template <typename Sum>
 struct Log {
   int64_t room;
@@ -78,7 +78,7 @@ struct Params {
   const Stored* update;
   const Sum* residual;
   const Sum* velocity;
-  Stored* sent;  // null where `list` is wanted
+  Stored* sent;  // null if `list` is wanted
   SentList<Stored> list;
   Sum* new_residual;
   Sum* new_velocity;
@@ -89,7 +89,7 @@ struct Params {
   Log<Sum> log;
   CompactionParams logging, ties, listing;
 
-  // One element: what is to be sent in total, and where its velocity moves to.
+  // The total to send for one element; `moved` gets its new velocity.
   __device__ Sum total(Stored update_value, Sum residual_value, Sum velocity_value, Sum scale_value, Sum* moved) const {
     const Sum gained = Update::widen(update_value);
     if (velocity == nullptr) return residual_value + gained;
@@ -105,7 +105,7 @@ struct Params {
     if (sent != nullptr) sent[i] = Update::round(part);
   }
 
-  // Takes back what was sent of entry `at` of the log.
+  // Takes back what was sent for entry `at` of the log.
   __device__ void take_back(int64_t i, int64_t at) const {
     new_residual[i] = log.total[at];
     if (velocity != nullptr) new_velocity[i] = log.velocity[at];

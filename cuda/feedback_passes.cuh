@@ -1,6 +1,6 @@
-// Kernels that send the largest of a gradient. It is read and written once where a sample foretells the threshold: keys
-// above its bracket are sent at once, those within are logged with them, and the log tells which were meant. Where it
-// cannot, what was sent is taken back and the totals themselves are searched.
+// Kernels that send the largest elements of a gradient. It is read and written once if a sample predicts the threshold:
+// keys above its bracket are sent at once, those within it are logged with them, and the log tells which had to be
+// sent. If the log cannot tell, what was sent is taken back and the totals themselves are searched.
 #pragma once
 
 #include <cstdint>
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kThreads) search_threshold(const __grid_consta
   }
 }
 
-// Takes back what was sent by a log that does not hold the threshold.
+// Takes back what was sent with a log that does not hold the threshold.
 template <typename Update>
 __global__ void __launch_bounds__(kThreads) take_back(const __grid_constant__ Params<Update> params) {
   const int64_t item = blockIdx.x / params.blocks;
@@ -121,8 +121,8 @@ __global__ void __launch_bounds__(kThreads) take_back(const __grid_constant__ Pa
   }
 }
 
-// Sends what reaches the threshold, takes back what was sent and does not, and lists what is sent, if that is wanted.
-// Of too many equals at the threshold those of lowest index are sent.
+// Sends what reaches the threshold, takes back what was sent but does not reach it, and lists what is sent if a list is
+// wanted. If too many elements equal the threshold, those of lowest index are sent.
 template <typename Update>
 __global__ void __launch_bounds__(kThreads, 2) finish(const __grid_constant__ Params<Update> params) {
   using Sum = typename Update::Sum;

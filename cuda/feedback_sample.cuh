@@ -1,4 +1,4 @@
-// Kernels that begin a selection: they sample a gradient and bracket its threshold by the keys of two ranks in it.
+// Kernels that begin a selection: they sample a gradient and bracket its threshold by the keys of two sample ranks.
 #pragma once
 
 #include <cstdint>
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) set_bracket(const __grid_constant__ 
   state.logged_from = below < kInfinity ? below : kInfinity;
   state.sent_from = highest < kInfinity ? highest : kInfinity;
   const int64_t sampled = params.chunks * kSampleChunk;
-  // Those above the key of rank `below`, as many as the sample foretells.
+  // Whether the log has room for the keys above that of rank `below`, as many as the sample predicts.
   const bool fits = params.bounds[item].below * params.problem.size <= params.log.room * sampled;
   state.uses_log = !state.threshold.done && below > 0 && fits;
 }

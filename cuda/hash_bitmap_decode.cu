@@ -6,7 +6,7 @@
 namespace zen::cuda {
 namespace {
 
-// Output bytes that a block makes.
+// Output bytes that a block produces.
 constexpr int64_t kBlockBytes = 64 << 10;
 
 struct DecodeParams {
@@ -19,7 +19,7 @@ struct DecodeParams {
   DirectoryParams directory;
 };
 
-// The consecutive units that this block makes and the tiles that they touch.
+// The consecutive units that this block produces and the tiles that they touch.
 struct DecodeBlock {
   int64_t batch;
   int64_t first_unit;
@@ -39,7 +39,7 @@ struct DecodeBlock {
 };
 
 // Bit-driven: a thread takes one word of one server and puts its values in their places in shared memory, from where
-// the block's outputs, zeros included, go out in order.
+// the block's outputs, zeros included, are written in order.
 template <typename Bits>
 __global__ void __launch_bounds__(kThreads, 2) decode_elements(const __grid_constant__ DecodeParams params) {
   ZEN_DYNAMIC_SHARED(memory);

@@ -1,4 +1,4 @@
-// Hash bitmap, encode, on the GPU: one bit for each unit of a shard, and the non-zero units in order.
+// Hash bitmap encode on the GPU: one bit for each unit of a shard, and the non-zero units in order.
 #pragma once
 
 #include <cuda_runtime_api.h>

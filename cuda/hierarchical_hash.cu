@@ -6,7 +6,7 @@
 namespace zen::cuda {
 namespace {
 
-// Parallel slots that are looked at by a thread and by a block of count_parallel.
+// Parallel slots that a thread and a block of count_parallel examine.
 constexpr int kSlotsOfThread = 4;
 constexpr int64_t kSlotsOfBlock = kSlotsOfThread * kThreads;
 
@@ -19,7 +19,7 @@ struct HierarchicalHashParams {
   int32_t* overflow;
 };
 
-// Writes to the first free of the slots h_1 to h_k, if one is.
+// Writes to the first free one of the slots h_1 to h_k, if there is one.
 __device__ bool place(const HierarchicalHashProblem& problem, uint32_t seed, uint32_t* memory, uint32_t index) {
   for (int64_t i = 1; problem.r1 > 0 && i <= problem.k; ++i) {
     const uint32_t slot =
@@ -29,8 +29,8 @@ __device__ bool place(const HierarchicalHashProblem& problem, uint32_t seed, uin
   return false;
 }
 
-// Until count_parallel adds the others, the counts are of the indices that go to the serial slots, with or without room
-// there: the atomic counters of Algorithm 1.
+// Until count_parallel adds the others, the counts cover the indices that go to the serial slots, with or without room
+// there: they are the atomic counters of Algorithm 1.
 __global__ void __launch_bounds__(kThreads) hash_indices(const __grid_constant__ HierarchicalHashParams params) {
   const HierarchicalHashProblem& problem = params.problem;
   const int64_t id = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;

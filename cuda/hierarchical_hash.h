@@ -1,4 +1,4 @@
-// The paper's Algorithm 1 on the GPU: indices hashed in parallel into a bounded memory, without loss.
+// The paper's Algorithm 1 on the GPU: indices hashed in parallel into a bounded memory, which counts what finds no room.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +10,7 @@
 namespace zen::cuda {
 
 // indices [batch, indices] to memory [batch, n, r1 + r2], counts [batch, n] and overflow [batch]. Which of two indices
-// that want one slot wins depends on the run; the set of indices in a partition does not. Needs no scratch.
+// wins a slot that both want depends on the run; the set of indices in a partition does not. Needs no scratch.
 cudaError_t hierarchical_hash(const HierarchicalHashProblem& problem, uint32_t seed, const int32_t* d_indices,
                               uint32_t* d_memory, int32_t* d_counts, int32_t* d_overflow, cudaStream_t stream);
 

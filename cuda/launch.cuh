@@ -14,7 +14,7 @@ constexpr int kWarpSize = 32;
 constexpr int kWarps = kThreads / kWarpSize;
 constexpr uint32_t kFullWarp = 0xffffffffu;
 
-// What a block may have without asking for more.
+// Shared memory that a block may have without asking for more.
 constexpr size_t kDefaultSharedBytes = 48 << 10;
 
 #define ZEN_RETURN_IF_ERROR(expr)                   \
@@ -33,7 +33,7 @@ class SharedArena {
  public:
   __host__ __device__ explicit SharedArena(unsigned char* base) : base_(base) {}
 
-  // An arena for the host, which makes the kernel's calls on it to learn how many bytes to ask for.
+  // An arena on which the host repeats the kernel's calls, to learn how many bytes to ask for.
   static SharedArena for_measuring() { return SharedArena(reinterpret_cast<unsigned char*>(16)); }
 
   template <typename T>
@@ -50,7 +50,7 @@ class SharedArena {
   size_t used_ = 0;
 };
 
-// The most dynamic shared memory that the current device gives a block which asks for it.
+// The most dynamic shared memory that the current device gives a block on request.
 inline cudaError_t most_shared_bytes(int* bytes) {
   int device = 0;
   ZEN_RETURN_IF_ERROR(cudaGetDevice(&device));
@@ -62,7 +62,7 @@ cudaError_t launch(void (*kernel)(Params...), int64_t blocks, size_t shared_byte
   if (blocks == 0) return cudaSuccess;
   if (blocks > std::numeric_limits<int32_t>::max()) return cudaErrorInvalidConfiguration;
   if (shared_bytes > kDefaultSharedBytes) {
-    // Not what this launch needs: the limit is the kernel's, and another thread may be about to launch it with more.
+    // Not just what this launch needs: the limit is the kernel's, and another thread may soon launch it with more.
     int most = 0;
     ZEN_RETURN_IF_ERROR(most_shared_bytes(&most));
     ZEN_RETURN_IF_ERROR(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),

@@ -1,8 +1,8 @@
-// Decoupled look-back: a prefix sum over the chunks of a tensor while the blocks that hold them run, in one pass.
+// Decoupled look-back: a prefix sum over the chunks of a tensor, in one pass, while the blocks that hold them run.
 //
-// Chunks are numbered by an atomic ticket, so a chunk's predecessors are running or done and waiting for them ends.
+// Chunks are numbered by an atomic ticket, so a chunk's predecessors are running or done, and waiting for them ends.
 // A chunk first publishes its own count (partial) and later the count of itself and all before it (inclusive). The
-// state is one 32-bit word, so value and status can not be seen apart and no fence is needed:
+// state is one 32-bit word, so value and status are never seen apart and no fence is needed:
 //   0              nothing yet (what the launch's memset leaves)
 //   1 + count      partial
 //   2^31 | count   inclusive; counts are below 2^31
@@ -42,8 +42,8 @@ __device__ inline uint32_t take_ticket(uint32_t* ticket, uint32_t* slot) {
   return *slot;
 }
 
-// The lanes of a warp that look back together for one counter: a power of two of them, so that a warp looks back for
-// several counters at once.
+// The lanes of a warp that look back together for one counter: a power of two, so that a warp can look back for several
+// counters at once.
 struct LookBackGroup {
   int lanes;
   int lane;
@@ -63,12 +63,12 @@ struct LookBackGroup {
 };
 
 // Count of the chunks before `chunk`, for the counter whose states lie at states[chunk * stride]. A whole warp calls
-// this, each group for its own counter; groups with wanted == false only keep it company. Lane i of a group reads the
-// i-th kPerLane predecessors, all before it looks at any.
+// this, each group for its own counter; groups with wanted == false only join in warp-wide operations. Lane i of a
+// group reads the i-th kPerLane predecessors, all of them before it examines any.
 template <int kPerLane>
 __device__ uint32_t look_back(const LookBackGroup& group, const uint32_t* states, int64_t stride, int64_t chunk,
                               bool wanted) {
-  constexpr unsigned kBackOffNs = 32;  // short beside the load that follows
+  constexpr unsigned kBackOffNs = 32;  // short compared with the load that follows
   uint32_t sum = 0;
   bool done = !wanted;
   int64_t nearest = chunk - 1 - group.lane * kPerLane;
@@ -77,10 +77,10 @@ __device__ uint32_t look_back(const LookBackGroup& group, const uint32_t* states
     const uint32_t* next = states + nearest * stride;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i, next -= stride) {
-      seen[i] = inclusive_state(0);  // what would stand before the first chunk
+      seen[i] = inclusive_state(0);  // what would precede the first chunk
       if (!done && nearest >= i) seen[i] = observe(next);
     }
-    // Past the partial ones to the first that is inclusive or missing, or the last.
+    // Skips the partial states up to the first that is inclusive or missing, or the last.
     uint32_t state = seen[0], count = 0;
 #pragma unroll
     for (int i = 1; i < kPerLane; ++i) {

@@ -1,4 +1,4 @@
-// Packs: the elements of a row that a thread moves together, and kernels by dtype and size of a pack.
+// Packs: the elements of a row that a thread moves together, and kernels by dtype and pack size.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace zen::cuda {
 
-// 16 bytes where all rows are multiples of that, else one element.
+// 16 bytes if all rows are multiples of that, else one element.
 template <typename Dtype, int kSize>
 struct Pack {
   typename Dtype::Stored at[kSize];
@@ -18,7 +18,7 @@ struct Pack {
 template <typename Dtype>
 constexpr int kVectorPack = kVectorBytes / static_cast<int>(sizeof(typename Dtype::Stored));
 
-// Whether rows of this width are moved in vectors, from and to these places.
+// Whether rows of this width are moved in vectors from and to these addresses.
 inline bool fits_vectors(int64_t width, int64_t element_bytes, const void* d_from, const void* d_to) {
   return width * element_bytes % kVectorBytes == 0 && is_aligned(d_from) && is_aligned(d_to);
 }
@@ -33,7 +33,7 @@ __device__ inline void store_pack(typename Dtype::Stored* to, const Pack<Dtype, 
   }
 }
 
-// Returns launch(dtype, pack size), both as types, for an element and rows that fit vectors or do not.
+// Returns launch(dtype, pack size), both as types, for an element and rows that do or do not fit vectors.
 template <typename Launch>
 cudaError_t visit_dtype_and_pack(Element element, bool vectors, Launch launch) {
   return visit_dtype(element, [&](auto dtype) {

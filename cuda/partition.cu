@@ -11,9 +11,9 @@
 namespace zen::cuda {
 namespace {
 
-// Room for each of a chunk's two lists, which its elements follow in shared memory: for short elements as much as any
-// chunk needs, else what one with few non-zeros does. The lists of a denser chunk run on over the first kCovered of its
-// elements, which are read again, from L2.
+// Room for each of a chunk's two lists, which precede its elements in shared memory: for short elements as much as any
+// chunk needs, else as much as a chunk with few non-zeros needs. The lists of a denser chunk extend over the first
+// kCovered of its elements, which are read again, from L2.
 template <typename Bits>
 constexpr int kListRoom = ElementChunk<Bits>::kPerBlock / (sizeof(Bits) == 2 ? 1 : 2);
 template <typename Bits>
@@ -29,7 +29,7 @@ struct UnitPlace {
   uint32_t server;
 };
 
-// The listed units of a chunk of consecutive ones.
+// The listed units of a chunk of consecutive units.
 class ChunkUnits {
  public:
   __device__ ChunkUnits(const DenseParams& params, const uint16_t* offsets, int64_t first_unit)
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, 2) partition_elements(const __grid_c
   chunk.stage(staged);
   chunk.list_nonzeros(shared.offsets);
   const int covered = chunk.has_few() ? 0 : kCovered<Bits>;
-  if (!chunk.has_few()) shared.order = shared.offsets + Chunk::kPerBlock;  // sort writes it when all have staged
+  if (!chunk.has_few()) shared.order = shared.offsets + Chunk::kPerBlock;  // sort writes it after all have staged
   const ChunkUnits units(params, shared.offsets, block.first_unit());
   block.sort(chunk.nonzeros(), units);
 
@@ -154,7 +154,7 @@ int64_t partition_scratch_bytes(int64_t units, int64_t width, int64_t element_by
   if (units == 0 || width == 0) return 0;
   const int64_t two_pass = two_pass_scratch_bytes(units, n);
   if (n > kMaxOnePassServers) return two_pass;
-  // Either will do, for which one it is only the device knows.
+  // Enough for either, because only the device knows which one runs.
   return std::max(two_pass, kTicketBytes + ceil_div(units, units_per_chunk(width, element_bytes)) * n * kStateBytes);
 }
 

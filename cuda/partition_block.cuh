@@ -1,4 +1,4 @@
-// What a block of a one-pass partition does once it knows which units of its chunk to move: sorts them by server,
+// What a block of a one-pass partition does once it knows which units of its chunk to move: it sorts them by server,
 // keeping their order, and learns from the blocks before it where each server's run goes.
 #pragma once
 
@@ -24,7 +24,7 @@ struct PartitionParams {
   uint32_t* states;  // [batch, chunks, servers]
 };
 
-// Of a launch that serves all servers.
+// The parameters of a launch that serves all servers.
 inline PartitionParams partition_params(const PartitionProblem& problem, int64_t units_per_chunk, uint32_t seed,
                                         const void* d_x, int32_t* d_positions, void* d_values, int32_t* d_counts,
                                         void* d_scratch) {
@@ -45,8 +45,8 @@ inline PartitionParams partition_params(const PartitionProblem& problem, int64_t
   return params;
 }
 
-// A block's shared memory, for `n` servers. Lists of units hold 16-bit offsets; `order` is the list of ranks in
-// `offsets`, by server.
+// A block's shared memory, for `n` servers. Lists of units hold 16-bit offsets; `order` lists ranks in `offsets`, by
+// server.
 struct PartitionShared {
   // A row of the histogram is padded to a whole number of words: threads handle two servers, packed in one word, at a
   // time. No field overflows, as a chunk has at most 2^14 units.
@@ -73,10 +73,10 @@ struct PartitionShared {
   __host__ __device__ static uint32_t histogram_stride(uint32_t n) { return (n + 1) / 2 * 2; }
 };
 
-// Units are listed in shared.offsets; units.server(j) is that of the j-th, counted from the first of this launch.
+// Units are listed in shared.offsets; units.server(j) is the j-th unit's server, counted from this launch's first.
 class PartitionBlock {
  public:
-  // Takes the next chunk; has a barrier, after which the histogram may be in use.
+  // Takes the next chunk; has a barrier, after which the histogram may be used.
   __device__ PartitionBlock(const PartitionParams& params, const PartitionShared& shared, int64_t units_per_chunk)
       : params_(params), shared_(shared), n_(params.servers) {
     uint32_t* const words = reinterpret_cast<uint32_t*>(shared.histogram);
@@ -108,7 +108,7 @@ class PartitionBlock {
   }
 
   // The slot, in units from the start of positions and values, for place `s` of shared.order, whose unit goes to
-  // `server`; -1 where the bucket is full.
+  // `server`; -1 if the bucket is full.
   __device__ int64_t slot(uint32_t s, uint32_t server) const {
     const int64_t slot = static_cast<int64_t>(s) + shared_.shifts[server];
     const int64_t capacity = params_.problem.capacity;
@@ -131,7 +131,7 @@ class PartitionBlock {
     }
   }
 
-  // Publishes the chunk's partial counts, then turns the histogram into the place in `order` at which each warp's run
+  // Publishes the chunk's partial counts, then turns the histogram into the places in `order` at which each warp's run
   // of each server starts.
   __device__ void publish_counts_and_place_runs() {
     const uint32_t pair = threadIdx.x;
@@ -177,8 +177,8 @@ class PartitionBlock {
     }
   }
 
-  // Looks back for all servers at once, 32 chunks where there are threads enough. Four lanes for each server and no
-  // more: 8 servers' states of a chunk lie in one sector of the cache, which a warp then reads as a whole.
+  // Looks back for all servers at once, over 32 chunks if there are enough threads. No more than four lanes for each
+  // server: 8 servers' states of a chunk lie in one sector of the cache, which a warp then reads as a whole.
   __device__ void find_buckets() {
     constexpr int kPerLane = 8;
     int log_lanes = 2;

@@ -1,5 +1,5 @@
-// The one-pass partition of a list's entries. A block keeps counters for so many servers; the buckets of more are
-// filled by one launch after another, each of which leaves out the entries of the others.
+// The one-pass partition of a list's entries. A block keeps counters for only so many servers; the buckets of more are
+// filled by one launch after another, each of which skips the entries of the others.
 #include "cuda/partition_coo.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace zen::cuda {
 namespace {
 
 constexpr int64_t kServersAtOnce = 1024;
-constexpr int kRows = 16;  // of 32 entries, that a warp takes
+constexpr int kRows = 16;  // of 32 entries each, that a warp takes
 constexpr int kPerWarp = kRows * kWarpSize;
 constexpr int64_t kPerBlock = kWarps * kPerWarp;
 static_assert(kPerBlock <= PartitionShared::kMaxUnits, "counts of a chunk have 16 bits");

@@ -1,4 +1,4 @@
-// Partition on the GPU of a gradient that is a list of its non-zero elements.
+// Partition on the GPU of a gradient given as a list of its non-zero elements.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,8 +12,8 @@ namespace zen::cuda {
 
 int64_t partition_coo_scratch_bytes(int64_t entries, int64_t n);
 
-// indices [batch, units], ascending, values [batch, units] and count [batch], of which no more than `units` are read,
-// to buckets as `partition` writes them. The problem's units are the entries, of one element each.
+// indices [batch, units], ascending, values [batch, units] and their count [batch] (at most `units` are read) to
+// buckets as `partition` writes them. The problem's units are the entries, of one element each.
 cudaError_t partition_coo(const PartitionProblem& problem, Element element, uint32_t seed, const int32_t* d_indices,
                           const void* d_values, const int32_t* d_count, int32_t* d_positions, void* d_bucket_values,
                           int32_t* d_counts, void* d_scratch, cudaStream_t stream);

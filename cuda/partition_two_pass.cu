@@ -8,7 +8,7 @@
 namespace zen::cuda {
 namespace {
 
-// Threads that suffice to keep a GPU busy: a server's tiles are cut into as many segments as that takes.
+// Enough threads to keep a GPU busy: a server's tiles are cut into as many segments as that takes.
 constexpr int64_t kWantedThreads = 1 << 18;
 constexpr int64_t kMaxSegments = 256;
 
@@ -35,7 +35,7 @@ struct TwoPassParams {
   uint32_t* segment_counts;  // [batch, segments, n]: first counts, then how many of the server's units come before
 };
 
-// What one thread works on. The server runs fastest over the threads.
+// What one thread works on. The server varies fastest over the threads.
 struct Walk {
   int64_t batch;
   int64_t segment;

@@ -1,4 +1,4 @@
-// A chunk of a gradient, or of a list, in vectors, and the ranks of those elements that a block picks of it.
+// A chunk of a gradient, or of a list, in vectors, and the ranks of the elements that a block picks from it.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace zen::cuda {
 
-// As many elements as 16 bytes of sums hold. Those of an array that starts elsewhere are moved one by one.
+// As many elements as 16 bytes of sums hold. Those of an unaligned array are moved one by one.
 template <typename T, int kSize>
 struct alignas(kSize * sizeof(T)) FloatPack {
   T at[kSize];
@@ -37,7 +37,7 @@ __device__ inline void store_pack(T* to, const FloatPack<T, kSize>& pack, int64_
   }
 }
 
-// A block's chunk of a gradient, or of a list: a warp owns consecutive elements and moves a pack a lane at a time.
+// A block's chunk of a gradient, or of a list: a warp owns consecutive elements and moves one pack per lane at a time.
 template <typename Sum>
 struct PackChunk {
   static constexpr int kSize = kVectorBytes / static_cast<int>(sizeof(Sum));
@@ -46,16 +46,16 @@ struct PackChunk {
   static constexpr int kPerBlock = kWarps * kPerWarp;
   static constexpr uint32_t kPackBits = (1u << kSize) - 1;
 
-  // The element of this thread's bit: bit k of its pack j is number j * kSize + k.
+  // The element that this thread's bit stands for: bit k of its pack j is number j * kSize + k.
   __device__ static int64_t element(int64_t chunk, int bit) {
     return chunk * kPerBlock + warp_id() * kPerWarp + (bit / kSize * kWarpSize + lane_id()) * kSize + bit % kSize;
   }
 };
 
-// The number of the lowest bit that is set.
+// The number of the lowest set bit.
 __device__ inline int lowest_bit(uint32_t bits) { return __ffs(static_cast<int>(bits)) - 1; }
 
-// The ranks of what the threads of a block pick of their chunk.
+// The ranks of what the threads of a block pick from their chunk.
 template <typename Chunk>
 struct PickedRanks {
   uint32_t first[Chunk::kPacks];  // of this thread's picks in each pack
@@ -82,7 +82,7 @@ struct PickedRanks {
     }
   }
 
-  // visit(rank in the block, bit) for each of this thread's picks.
+  // Calls visit(rank in the block, bit) for each of this thread's picks.
   template <typename Visit>
   __device__ void for_each(uint32_t picked, Visit visit) const {
 #pragma unroll

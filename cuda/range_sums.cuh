@@ -1,4 +1,4 @@
-// What a block does to sum a range of a shard: the workers' addends, in worker order, into shared memory.
+// How a block sums a range of a shard: it adds the workers' addends, in worker order, in shared memory.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace zen::cuda {
 
-// Room of a block for sums: a range of positions, times a range of columns where units are rows.
+// A block's room for sums: a range of positions, times a range of columns if units are rows.
 constexpr int32_t kSumBytes = 64 << 10;
 
 template <typename Dtype>
@@ -32,7 +32,7 @@ constexpr int32_t kWorkersAtOnce = kThreads / 2;
 struct SumParams {
   AggregateProblem problem;
   int64_t divisor;
-  int32_t rows;        // positions of a range: a multiple of 32, or a power of two below
+  int32_t rows;        // positions of a range: a multiple of 32, or a smaller power of two
   SmallDivisor packs;  // of a range's row
   int64_t row_ranges;  // of one batch item
   int64_t column_ranges;
@@ -41,8 +41,8 @@ struct SumParams {
   const int32_t* counts;
 };
 
-// Positions of a range: as many as a block has room for sums, of `sum_bytes` each, but fewer where that would leave
-// multiprocessors idle, be it while the last ranges are summed.
+// Positions of a range: as many as a block has room for sums of `sum_bytes` each, but fewer where that would leave
+// multiprocessors idle, even if only while the last ranges are summed.
 inline int64_t rows_per_range(int64_t size, int64_t width, int64_t sum_bytes) {
   const int64_t sums = kSumBytes / sum_bytes;
   int64_t rows = sums / std::min(width, sums);
@@ -73,8 +73,8 @@ SumParams cut_into_ranges(const AggregateProblem& problem, int64_t divisor, cons
   return params;
 }
 
-// The first of `count` ascending positions that is not below `bound`. The lanes of a group look for it together, each
-// at another place, and all lanes of a warp call this.
+// The first of `count` ascending positions that is not below `bound`. The lanes of a group search for it together, each
+// at a different place, and all lanes of a warp call this.
 __device__ inline uint32_t lower_bound(const LookBackGroup& group, const int32_t* positions, uint32_t count,
                                        int64_t bound) {
   uint32_t low = 0;
@@ -102,12 +102,12 @@ class RangeSums {
         starts_(arena.take<uint32_t>(kWorkersAtOnce + 1)),
         warp_totals_(arena.take<uint32_t>(kWarps)) {}
 
-  // Sums the range of `row_range` and `column_range` of a batch item; a barrier ends it.
+  // Sums the range of `row_range` and `column_range` of a batch item. Ends with a barrier.
   __device__ void sum(const SumParams& params, int64_t batch, int64_t row_range, int64_t column_range) {
     const AggregateProblem& problem = params.problem;
     first_row_ = row_range * params.rows;
     first_column_ = column_range * params.packs.divisor * kPackSize;
-    __syncthreads();  // what was here before may still be read
+    __syncthreads();  // the previous sums may still be read
     auto* const vectors = reinterpret_cast<uint4*>(sums_);
     for (int32_t i = threadIdx.x; i < kSumBytes / kVectorBytes; i += kThreads) vectors[i] = make_uint4(0, 0, 0, 0);
     for (int64_t worker = 0; worker < problem.n; worker += kWorkersAtOnce) {
@@ -119,8 +119,8 @@ class RangeSums {
     }
   }
 
-  // Pack `slot` of the range, which holds rows of params.packs.divisor packs, divided and rounded. Packs beyond the
-  // tensor, and beyond the range's rows, are zero.
+  // Pack `slot` of the range, divided and rounded; the range holds rows of params.packs.divisor packs. Packs beyond the
+  // tensor, or beyond the range's rows, are zero.
   __device__ StoredPack result(uint32_t slot, Sum reciprocal) const {
     StoredPack pack;
 #pragma unroll
@@ -132,10 +132,10 @@ class RangeSums {
   __device__ int64_t first_column() const { return first_column_; }
 
  private:
-  // Addends that a thread has on their way from memory.
+  // Addends that a thread has in flight from memory.
   static constexpr int kInFlight = kPackSize == 1 ? 4 : 2;
 
-  // A pack of a worker's entry. Nothing of it is looked at before its turn, so that loading it waits for nothing.
+  // A pack of a worker's entry. None of it is examined before its turn, so that loading it stalls nothing.
   struct Addend {
     int32_t worker;  // -1 for none
     int32_t pack;
@@ -143,8 +143,8 @@ class RangeSums {
     StoredPack values;
   };
 
-  // Where the workers' entries for this range begin, and how many addends the workers before each have: addend i of
-  // the range is a pack of the worker w with starts[w] <= i < starts[w + 1].
+  // Finds where the workers' entries for this range begin, and how many addends the workers before each have: addend i
+  // of the range is a pack of the worker w with starts[w] <= i < starts[w + 1].
   __device__ void find_entries(const SumParams& params, int64_t first_bucket, int32_t workers) {
     const AggregateProblem& problem = params.problem;
     int lanes = kWarpSize;
@@ -165,7 +165,7 @@ class RangeSums {
     uint32_t addends = 0;
     if (w < workers) {
       const uint32_t begin = begins_[2 * w], end = begins_[2 * w + 1];
-      // Positions that break the order may name more entries than rows.
+      // Positions out of order may name more entries than rows.
       addends = end < begin ? 0 : min(end - begin, static_cast<uint32_t>(params.rows)) * params.packs.divisor;
     }
     const BlockSum sum = block_exclusive_sum(addends, warp_totals_);
@@ -174,8 +174,8 @@ class RangeSums {
   }
 
   // A worker's positions are distinct, so its addends go to different sums and need no atomics; a barrier between
-  // workers keeps their order. The threads take addends in turn whoever they belong to, so that workers with few of
-  // them leave no thread idle.
+  // workers keeps their order. The threads take addends in turn, whichever worker they belong to, so that workers with
+  // few addends leave no thread idle.
   __device__ void add_in_order(const SumParams& params, int64_t first_entry, int32_t workers) {
     const uint32_t total = starts_[workers];
     uint32_t next = threadIdx.x;
@@ -200,7 +200,7 @@ class RangeSums {
         const uint32_t end = step + (k + 1) * kThreads;
         for (;;) {
           if (addend.worker == turn) add(params, addend);
-          if (turn == workers || starts_[turn + 1] > end) break;  // the next step has more of this worker's
+          if (turn == workers || starts_[turn + 1] > end) break;  // the next step has more from this worker
           do ++turn;
           while (turn < workers && starts_[turn + 1] == starts_[turn]);
           __syncthreads();
@@ -229,7 +229,7 @@ class RangeSums {
     return addend;
   }
 
-  // A position that breaks the order may lie outside the range: it is ignored.
+  // A position out of order may lie outside the range: it is ignored.
   __device__ void add(const SumParams& params, const Addend& addend) {
     const int64_t row = addend.position - first_row_;
     if (row < 0 || row >= params.rows || addend.position >= params.problem.size) return;
@@ -246,7 +246,7 @@ class RangeSums {
   int64_t first_column_ = 0;
 };
 
-// Multiplied, not divided, as XLA compiles the division of pmean.
+// Sums are multiplied by this, not divided, as XLA compiles the division of pmean.
 template <typename Sum>
 ZEN_HOST_DEVICE Sum reciprocal_of(int64_t divisor) {
   return Sum{1} / static_cast<Sum>(divisor);

@@ -3,7 +3,7 @@
 namespace zen::cuda {
 namespace {
 
-// A thread counts one group.
+// Each thread counts one group.
 __global__ void __launch_bounds__(kThreads) fill_directory(const __grid_constant__ DirectoryParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);

@@ -41,7 +41,7 @@ inline int64_t directory_bytes(int64_t count, int64_t words) {
   return directory_state_bytes(count, words) + count * directory_groups(words) * int64_t{sizeof(uint32_t)};
 }
 
-// Enqueues the making of the directory in `d_scratch` and describes it for the kernels that read it.
+// Enqueues the construction of the directory in `d_scratch` and describes it for the kernels that read it.
 cudaError_t make_directory(const uint32_t* d_bitmaps, int64_t count, int64_t words, void* d_scratch,
                            cudaStream_t stream, DirectoryParams* directory);
 

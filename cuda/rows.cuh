@@ -12,7 +12,7 @@ constexpr int64_t kRowChunkBytes = 64 << 10;
 constexpr int64_t kMaxRowsPerChunk = 8192;
 static_assert(kMaxRowsPerChunk / kBitsPerWord <= kThreads, "a thread holds one word of a chunk's row bitmap");
 
-// Rows that one block takes: about kRowChunkBytes of them, and at least `least`.
+// Rows that one block takes: about kRowChunkBytes in all, and at least `least` rows.
 inline int64_t rows_per_chunk(int64_t width, int64_t element_bytes, int64_t least) {
   int64_t rows = kRowChunkBytes / (width * element_bytes);
   rows = rows < least ? least : rows;
@@ -26,7 +26,7 @@ ZEN_HOST_DEVICE int lanes_per_row(int64_t items) {
   return lanes;
 }
 
-// What the lanes of a warp load of rows, read once: 16 bytes, or an element.
+// What a lane of a warp loads from a row at once, and only once: 16 bytes, or an element.
 template <typename Bits>
 __device__ Vector<Bits> load_item(const Vector<Bits>* from) {
   return load_vector(from->at, 0, Vector<Bits>::kSize, true);
@@ -36,9 +36,9 @@ __device__ Bits load_item(const Bits* from) {
   return *from;
 }
 
-// Sets bit r of `words` for each of `count` rows that holds a non-zero. The lanes of a warp share one row or several,
-// and a ballot ORs what they saw. A lane has kInFlight items in flight: of one row, or, where rows are narrow and have
-// at most one for each lane, of as many rows.
+// Sets bit r of `words` for every row r, of `count`, that holds a non-zero. The lanes of a warp share one row or
+// several, and a ballot ORs what they saw. A lane has kInFlight items in flight: of one row or, where rows are narrow
+// and have at most one item for each lane, of as many rows.
 template <bool kNarrow, typename Item>
 __device__ void mark_nonzero_items(const Item* rows, int count, int64_t items, uint32_t* words) {
   constexpr int kInFlight = 4;
@@ -73,7 +73,7 @@ __device__ void mark_nonzero_items(const Item* rows, int count, int64_t items, u
   }
 }
 
-// The same for rows of `width` elements. The words are zero before; a barrier must follow.
+// The same for rows of `width` elements. The words must be zero before; a barrier must follow.
 template <typename Bits>
 __device__ void mark_nonzero_rows(const Bits* rows, int64_t count, int64_t width, uint32_t* words) {
   const auto mark = [&](const auto* items_of_rows, int64_t items) {
@@ -90,7 +90,7 @@ __device__ void mark_nonzero_rows(const Bits* rows, int64_t count, int64_t width
   }
 }
 
-// Copies one row by the `lanes` lanes that share it, of which this thread is number `lane`.
+// Copies one row with the `lanes` lanes that share it, of which this thread is number `lane`.
 template <typename Bits>
 __device__ void copy_row(Bits* to, const Bits* from, int64_t width, int lane, int lanes) {
   if (is_aligned(to) && is_aligned(from) && width % Vector<Bits>::kSize == 0) {
@@ -102,7 +102,7 @@ __device__ void copy_row(Bits* to, const Bits* from, int64_t width, int lane, in
   }
 }
 
-// The same with zeros for a source.
+// The same with zeros as the source.
 template <typename Bits>
 __device__ void zero_row(Bits* to, int64_t width, int lane, int lanes) {
   if (is_aligned(to) && width % Vector<Bits>::kSize == 0) {

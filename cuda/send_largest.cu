@@ -10,23 +10,23 @@
 namespace zen::cuda {
 namespace {
 
-// Keys of a thread in a search, and the share of elements that the log has room for.
+// Keys per thread in a search, and the share of elements that the log has room for.
 constexpr int64_t kKeysPerThread = 16;
 constexpr int64_t kLoggedShare = 16;
 
-// The parts of a call's scratch, one behind the other for the whole batch: each starts at a multiple of 16 bytes.
+// The parts of a call's scratch, one after another for the whole batch: each starts at a multiple of 16 bytes.
 template <typename Update>
 class Scratch {
   using Sum = typename Update::Sum;
   using Bits = typename Params<Update>::Bits;
 
  public:
-  // For measuring, `base` is any multiple of 16 but null, as SharedArena's.
+  // For measuring, `base` is any multiple of 16 except null, like SharedArena's.
   Scratch(void* base, int64_t batch, int64_t size, int64_t chunks, bool moves, Params<Update>* params)
       : base_(static_cast<unsigned char*>(base)) {
     const int64_t room = chunks > 0 ? size / kLoggedShare / 4 * 4 : 0;
     const int64_t per_item = ceil_div(size, PackChunk<Sum>::kPerBlock);
-    // The ties need none: their chunks are numbered with the list's.
+    // The ties need no ticket: their chunks are numbered with the list's.
     for (CompactionParams* compaction : {&params->logging, &params->listing}) {
       compaction->ticket = take<uint32_t>(kTicketBytes / sizeof(uint32_t));
     }
@@ -88,7 +88,7 @@ cudaError_t run(Params<Update> params, cudaStream_t stream) {
   ZEN_RETURN_IF_ERROR(launch(accumulate<Update>, chunks, arena.used(), stream, params));
   params.blocks = blocks_for(problem.size, problem.batch);
   const int64_t blocks = problem.batch * params.blocks;
-  // After a sample one more: the first may give up the log and leave the search where it was.
+  // One more after a sample: the first may give up the log and leave the search where it was.
   const int passes = kMostPasses<Bits> + (params.chunks > 0);
   for (int pass = 0; pass < passes; ++pass) {
     ZEN_RETURN_IF_ERROR(launch(search_threshold<Update>, blocks, search_bytes, stream, params));

@@ -1,5 +1,5 @@
-// Error feedback on a GPU: sends the largest of what has gathered in a residual, as an array or as a list, and keeps
-// the rest there.
+// Error feedback on a GPU: sends the largest elements of what has accumulated in a residual, as an array or as a list,
+// and keeps the rest there.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +11,7 @@
 
 namespace zen::cuda {
 
-// What is sent, but for zeros, by ascending index: the first `room` of them. [batch, room] each, and [batch].
+// What is sent, except zeros, by ascending index: the first `room` elements. [batch, room] each, and [batch].
 template <typename Stored>
 struct SentList {
   int64_t room;
@@ -20,8 +20,8 @@ struct SentList {
   int32_t* count;
 };
 
-// Device pointers, [batch, size] each. Results may be the operands they replace; velocities are null without
-// momentum. Where `sent` is null what is sent is listed. `element` is that of update and sent; the others are float64
+// Device pointers, [batch, size] each. Results may alias the operands they replace; velocities are null without
+// momentum. If `sent` is null, what is sent is listed. `element` is the type of update and sent; the others are float64
 // for float64, else float32.
 struct SendLargestArrays {
   const void* update;

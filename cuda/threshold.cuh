@@ -1,5 +1,5 @@
-// The search for the threshold of a selection, on the device: as zen_jax/selection.py makes it, but several of its
-// steps in a launch. A launch whose search is over does nothing, so as many are enqueued as the longest search takes.
+// The search for the threshold of a selection, on the device: as in zen_jax/selection.py, but with several steps per
+// launch. A launch whose search is over does nothing, so as many are enqueued as the longest search takes.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace zen::cuda {
 
-// A step counts how many keys reach each of a few probes and goes on in the gap that holds the threshold. A pass over
-// the keys counts for all probes that its steps may come to: those of the first, those of the second in each gap of
-// it, ...
+// A step counts how many keys reach each of a few probes and continues in the gap that holds the threshold. A pass over
+// the keys counts for all probes that its steps may need: those of the first step, those of the second in each gap of
+// the first, ...
 constexpr int kProbes = 4, kGaps = kProbes + 1;
 constexpr int kStepsPerPass = 3;
 constexpr int kProbesPerPass = kGaps * kGaps * kGaps - 1;
 
-// The key that none reaches.
+// The key that no element reaches.
 template <typename Bits>
 constexpr Bits kTopKey = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) - 1));
 
@@ -25,22 +25,22 @@ __device__ inline Bits key_of(Bits bits) {
   return bits & static_cast<Bits>(kTopKey<Bits> - 1);
 }
 
-// Passes after which any search is over. A step leaves a fifth of the gap and at most 4 keys more, so that k steps are
-// enough for gaps up to 3 + 2 * 5^(k - 1): 14 or 28, and one from a sample.
+// Passes after which any search is over. A step leaves a fifth of the gap and at most 4 keys more, so k steps are
+// enough for gaps up to 3 + 2 * 5^(k - 1): 14 or 28 steps, and one from a sample.
 template <typename Bits>
 constexpr int kMostPasses = ((sizeof(Bits) == 4 ? 14 : 28) + 1 + kStepsPerPass - 1) / kStepsPerPass;
 
-// At least `least` keys reach `low`, fewer than that reach `high`.
+// At least `least` keys reach `low`; fewer reach `high`.
 template <typename Bits>
 struct Search {
   Bits low, high;
   Bits below, above;    // what the first step's probes span, if from_sample
-  int32_t least, most;  // a `most` of -1 asks for the key of that rank itself
+  int32_t least, most;  // a `most` of -1 asks for the key of rank `least` itself
   int32_t reach_low, reach_high;
   uint32_t from_sample;
   uint32_t done;
   uint32_t arrived;                 // blocks that have added to `counts`
-  uint32_t counts[kProbesPerPass];  // of this pass: keys that reach a probe and not the next
+  uint32_t counts[kProbesPerPass];  // of this pass: keys that reach a probe but not the next
 
   __device__ void start(int64_t size, int32_t wanted_least, int32_t wanted_most) {
     low = 0;
@@ -62,11 +62,11 @@ struct Search {
     from_sample = 1;
   }
 
-  // Of the probes of a pass, which ascend.
+  // One of the probes of a pass, which ascend.
   __device__ Bits probe(int place) const {
     Bits from = low, to = high;
     bool spans = from_sample;
-    int left = place + 1;  // its digits, to the base of the gaps, say which gap each step enters
+    int left = place + 1;  // its digits in base kGaps say which gap each step enters
     for (int share = (kProbesPerPass + 1) / kGaps;; share /= kGaps) {
       const int gap = left / share;
       left -= gap * share;
@@ -107,7 +107,7 @@ struct Search {
   }
 };
 
-// What a block of a pass counts in.
+// The shared memory in which a block of a pass counts.
 template <typename Bits>
 struct SearchShared {
   Bits* probes;           // [kProbesPerPass]
@@ -128,8 +128,8 @@ struct SearchShared {
   }
 };
 
-// Counts a thread's keys by the last probe that each reaches. Neighbours mostly agree in it, so only runs are counted
-// where threads meet.
+// Counts a thread's keys by the last probe that each reaches. Neighbours mostly share that probe, so only whole runs
+// are added to the counts that threads share.
 template <typename Bits>
 class KeyCounter {
  public:
@@ -168,8 +168,8 @@ class KeyCounter {
   uint32_t run_ = 0;
 };
 
-// One pass over the keys of bits[count], of which each of `blocks` blocks counts a share; this is number `block`. True
-// in the threads of the last of them, for which shared.counts then holds how many keys reach each of shared.probes.
+// One pass over the keys of bits[count]: each of `blocks` blocks counts a share, and this is number `block`. True in
+// the threads of the last block to finish, whose shared.counts then holds how many keys reach each of shared.probes.
 template <typename Bits>
 __device__ bool count_reach(Search<Bits>* search, const SearchShared<Bits>& shared, const Bits* bits, int64_t count,
                             int64_t block, int64_t blocks) {

@@ -12,7 +12,7 @@ namespace zen::cuda {
 
 constexpr int kVectorBytes = 16;
 
-// The unsigned integer of so many bytes.
+// The unsigned integer of kBytes bytes.
 template <int kBytes>
 using BitsOfSize = std::conditional_t<kBytes == 2, uint16_t, std::conditional_t<kBytes == 4, uint32_t, uint64_t>>;
 
@@ -27,7 +27,7 @@ struct Vector {
 };
 
 // Elements first .. first + kSize - 1 of `source`; those at or beyond `limit` are 0. They are read once, so they are
-// marked first to leave the cache. `aligned`: source + first is a multiple of 16 bytes.
+// marked as the first to leave the cache. `aligned`: source + first is a multiple of 16 bytes.
 template <typename Bits>
 __device__ inline Vector<Bits> load_vector(const Bits* source, int64_t first, int64_t limit, bool aligned) {
   Vector<Bits> vector;
@@ -41,8 +41,8 @@ __device__ inline Vector<Bits> load_vector(const Bits* source, int64_t first, in
   return vector;
 }
 
-// Stores a struct of 8 or 16 bytes, at an address that is a multiple of them, as one word. nvcc may store the members
-// of anything but an intrinsic's operand, above all where another branch does so.
+// Stores a struct of 8 or 16 bytes as one word, at an address that is a multiple of its size. nvcc may store anything
+// but an intrinsic's operand member by member, above all where another branch does so.
 template <typename T>
 __device__ inline void store_whole(void* to, const T& value) {
   static_assert(sizeof(T) == 8 || sizeof(T) == kVectorBytes, "no word has so many bytes");

@@ -7,7 +7,7 @@
     JAX_PLATFORMS=cpu python scripts/compile_ahead.py gpu                                 # zen_jax built with CUDA
 
 Shows that what this library lowers to, custom calls and collectives, passes XLA's compiler for four chips of a TPU v5e
-or eight H200, and the memory that a step will take; then in which order a chip runs the matrix products and the
+or eight H200, and how much memory a step will take; then the order in which a chip runs the matrix products and the
 synchronisation of a network's layers. Nothing is run.
 """
 
@@ -58,7 +58,7 @@ TOPOLOGIES = {
     "tpu": {"platform": "tpu", "topology_name": "v5e:2x2"},
     "gpu": {"platform": "cuda", "topology": "1x1x8", "target_config": H200},
 }
-# What agrees on sizes stays as many collectives as there are leaves.
+# Keeps the collectives that agree on sizes apart, one for each leaf.
 APART = {
     "tpu": {"xla_jf_crs_combiner_threshold_in_bytes": "0"},
     "gpu": {"xla_gpu_all_gather_combine_threshold_bytes": "0"},
@@ -66,7 +66,7 @@ APART = {
 
 
 def compiled(fun, mesh: Mesh, *args: jax.ShapeDtypeStruct, options: dict[str, str] | None = None):
-    """`fun` of each chip's slice of the arguments, for all of them."""
+    """Compiles `fun` of each chip's slice of the arguments, for all chips."""
     split = PartitionSpec("data")
     mapped = jax.shard_map(fun, mesh=mesh, in_specs=split, out_specs=PartitionSpec(), check_vma=False)
     args = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, split)) for x in args]
@@ -74,7 +74,7 @@ def compiled(fun, mesh: Mesh, *args: jax.ShapeDtypeStruct, options: dict[str, st
 
 
 def gradients_of_layers(weights: jax.Array, batch: jax.Array) -> list[jax.Array]:
-    """Of a perceptron's layers, each synchronised by itself."""
+    """The gradients of a perceptron's layers, each synchronised separately."""
 
     def loss(layers: list[jax.Array]) -> jax.Array:
         x = batch

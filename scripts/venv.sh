@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a virtual environment, also where Debian's python3 comes without pip, venv and its headers.
+# Makes a virtual environment, even where Debian's python3 comes without pip, venv and its headers.
 #
 #     scripts/venv.sh PYTHON FOLDER
 set -euo pipefail
@@ -15,7 +15,7 @@ has_headers() {
   "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
 }
 
-# Debian's own python3 splits these two off.
+# Debian packages these two separately from its python3.
 if ! { has_ensurepip && has_headers; } && [[ $("$python" -c 'import sys; print(sys.prefix)') == /usr ]] &&
   command -v apt-get >/dev/null; then
   if [[ $(id -u) == 0 ]]; then
@@ -27,7 +27,7 @@ if ! { has_ensurepip && has_headers; } && [[ $("$python" -c 'import sys; print(s
 fi
 has_headers || echo "No Python.h: the native kernels cannot be built, so pure JAX will run, only slower" >&2
 
-# Half an environment would pass for a whole one in the next run.
+# The next run would mistake half an environment for a whole one.
 [[ -e $folder ]] || trap 'rm -rf "$folder"' ERR
 if has_ensurepip; then
   "$python" -m venv "$folder"

@@ -1,4 +1,4 @@
-"""Gradients that a scheme must survive: stacks [n, *shape], one entry a worker."""
+"""Gradients that a scheme must survive: stacks [n, *shape], one entry per worker."""
 
 import ml_dtypes
 import numpy as np
@@ -10,7 +10,7 @@ WORKERS = [1, 2, 3, 4, 5, 7, 8]
 
 
 def bits(x):
-    """The bits of an array of floats, so that comparing them sees signs of zero and NaN."""
+    """The bits of an array of floats, so that comparisons see the signs of zeros and NaNs."""
     x = np.asarray(x)
     return x.view(f"u{x.dtype.itemsize}")
 
@@ -23,14 +23,14 @@ def assert_same_bits(actual, expected, message=""):
 
 
 def assert_same_values(actual, expected, message=""):
-    """Bitwise but for the payload of a NaN and the sign of a zero."""
+    """Bitwise equal, except for NaN payloads and the signs of zeros."""
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.dtype == expected.dtype, f"{message}: {actual.dtype} is not {expected.dtype}"
     np.testing.assert_array_equal(actual.astype(np.float64), expected.astype(np.float64), err_msg=message)
 
 
 def held(counts, capacity):
-    """The index of what messages [..., capacity] hold, of which the rest is unspecified, by counts [...]."""
+    """The index of the entries that messages [..., capacity] hold, by counts [...]; the rest is unspecified."""
     return np.nonzero(np.arange(capacity) < np.asarray(counts)[..., None])
 
 
@@ -54,7 +54,7 @@ def _keep_elements(stack, elements):
 
 
 def sparse(rng, n, shape, density, dtype=np.float32, integers=True, by_row=True):
-    """Random rows (or elements) of the given density, other ones for each worker."""
+    """Random rows (or elements) of the given density, different ones for each worker."""
     values = (
         rng.integers(1, 9, (n, *shape)) * rng.choice([-1, 1], (n, *shape)) if integers else rng.normal(size=(n, *shape))
     )
@@ -67,7 +67,7 @@ def sparse(rng, n, shape, density, dtype=np.float32, integers=True, by_row=True)
 def structured(n, shape, dtype=np.float32, integers=True, *, servers=None, seed=0):
     """Name -> stack, for every structure of zeros: empty, full, skewed over workers, skewed over servers.
 
-    There are as many servers as workers unless said otherwise.
+    By default there are as many servers as workers.
     """
     servers = servers or n
     rng = np.random.default_rng([n, *shape])
@@ -95,7 +95,7 @@ def structured(n, shape, dtype=np.float32, integers=True, *, servers=None, seed=
 
 
 def special(n, shape, dtype=np.float32):
-    """Name -> stack, with values that arithmetic treats in a way of their own."""
+    """Name -> stack, with values that arithmetic treats specially."""
     rng = np.random.default_rng([n, *shape])
     tiny, largest = (kind(dtype) for kind in (_tiny, _largest))
 

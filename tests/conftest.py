@@ -9,10 +9,10 @@ flags = os.environ.get("XLA_FLAGS", "")
 if "xla_force_host_platform_device_count" not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={DEVICES}".strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most of the time goes into compiling, some of it the same programs in several processes and modules.
+# Most of the time goes into compilation, some of it of the same programs in several processes and modules.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # every program from the cache is warned of
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # every program from the cache causes a warning
 sys.path.insert(0, str(Path(__file__).parent))
 
 import harness  # noqa: E402
@@ -20,7 +20,7 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-collect_ignore = ["counting.py"]  # for doctests: it has none, and needs the examples' extras
+collect_ignore = ["counting.py"]  # it has no doctests, and needs the examples' extras
 
 # Compiling inside an example takes seconds; the same examples every time keep a failure reproducible.
 hypothesis.settings.register_profile("zen", deadline=None, derandomize=True, max_examples=40, database=None)
@@ -29,7 +29,7 @@ hypothesis.settings.load_profile("zen")
 
 @pytest.fixture(autouse=True)
 def strict(request):
-    """No implicit promotion of ranks or dtypes; the libraries that `promoting` modules use need that of dtypes."""
+    """No implicit promotion of ranks or dtypes; libraries that `promoting` modules use need dtype promotion."""
     promotion = "standard" if request.node.get_closest_marker("promoting") else "strict"
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion(promotion):
         yield
@@ -37,13 +37,13 @@ def strict(request):
 
 @pytest.fixture(scope="module")
 def coarse_ladder():
-    """For all tests of a module."""
+    """The coarse ladder, for all tests of a module."""
     with harness.coarse_ladder():
         yield
 
 
 @pytest.fixture(autouse=True, scope="module")
 def forgetful():
-    """What a module compiled goes with it: all modules' programs would fill gigabytes."""
+    """Discards what a module compiled: the programs of all modules would fill gigabytes."""
     yield
     jax.clear_caches()

@@ -1,4 +1,4 @@
-"""A very small example: what the tests train, stop, kill and resume. `python -m tests.counting` runs it."""
+"""A very small example that the tests train, stop, kill and resume. `python -m tests.counting` runs it."""
 
 import dataclasses
 import sys
@@ -23,7 +23,7 @@ class Config(config.Config):
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Batches are drawn: of the data their name alone matters."""
+    """Batches are drawn at random; only the name of the data matters."""
 
     name: np.ndarray
 
@@ -33,7 +33,7 @@ def load(config: Config) -> Data:
 
 
 def counting(config: Config, data: Data) -> Task:
-    """Rows of a table that learn a number, sparsified, with a count that each worker carries along."""
+    """Table rows that learn a number, with sparsified gradients and a count that each worker carries along."""
 
     def batch(step, workers):
         return np.stack([np.random.default_rng((step, worker)).integers(0, config.rows, 6) for worker in workers])

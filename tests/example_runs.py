@@ -9,7 +9,7 @@ import numpy as np
 
 
 def books(folder: Path) -> Path:
-    """A text of 6,000 words, few of them frequent, a part of it to validate on."""
+    """A text of 6,000 words, few of them frequent, with a part to validate on."""
     rng = np.random.default_rng(0)
     words = np.array([f"w{i}" for i in range(6000)])
     lines = [" ".join(words[rng.zipf(1.3, 20) % len(words)]) for _ in range(400)] + [" ".join(words)]
@@ -19,7 +19,7 @@ def books(folder: Path) -> Path:
 
 
 def metrics(log: Path) -> list[dict[str, Any]]:
-    """Whole lines of a metrics.jsonl, of a run that may be writing the next."""
+    """The complete lines of a metrics.jsonl whose run may be writing the next one."""
     return [json.loads(line) for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 

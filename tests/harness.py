@@ -1,4 +1,4 @@
-"""Runs a function of one worker's gradient as n workers, the four ways that JAX offers."""
+"""Runs a function of one worker's gradient as n workers, in the four ways that JAX offers."""
 
 import contextlib
 import functools
@@ -38,7 +38,7 @@ def spmd(worker, mode, n):
 
 @functools.cache
 def all_reduce(mode, n, **options):
-    """zen.all_reduce of a stack, compiled once for each mode, n, options and shape in a module of one process."""
+    """zen.all_reduce of a stack, compiled once per mode, n, options and shape within a module and process."""
     import zen_jax as zen
 
     return spmd(lambda x: zen.all_reduce(x, AXIS, **options), mode, n)
@@ -52,7 +52,7 @@ def psum(mode, n, op="sum"):
 
 @contextlib.contextmanager
 def coarse_ladder():
-    """Few sizes of messages, which compile sooner, for tests of other things: as a decorator for one of them."""
+    """Few message sizes, which compile faster, for tests of other things; as a decorator, for one such test."""
     ladder = importlib.import_module("zen_jax.schemes.ladder")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ladder, "DEFAULT_RATIO", 2.0)

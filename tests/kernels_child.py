@@ -1,4 +1,4 @@
-"""Checks the CPU's custom calls against NumPy under ZEN_JAX_CPU_ISA; prints the set in use and how many runs."""
+"""Checks the CPU's custom calls against NumPy under ZEN_JAX_CPU_ISA; prints the set in use and the number of runs."""
 
 import conftest  # noqa: F401
 import jax

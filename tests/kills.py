@@ -21,17 +21,17 @@ from examples.common.launch import free_ports
 from tests.example_runs import losses
 
 ROOT = Path(__file__).parents[1]
-PATIENCE = 240  # seconds until a run that says nothing counts as hung
+PATIENCE = 240  # seconds of silence after which a run counts as hung
 
 
 class Run:
-    """The example in processes of their own, each started by hand; inside a `with` block, which none outlives."""
+    """The example in separate processes, each started by hand; none outlives its `with` block."""
 
     def __init__(self, out: Path, count: int, *options: str, own: dict[int, list[str]] | None = None):
         self.log = out / "zen" / "metrics.jsonl"
         where = ["--coordinator", f"localhost:{free_ports()}", "--num-processes", str(count), "--process-id"]
         command = [sys.executable, "-m", "tests.counting", "--sync", "zen", "--out", str(out), *options]
-        # One device a process; and whoever is killed may be writing what all would find in the compilation cache.
+        # One device per process; and a killed process may be writing a cache entry that all the others would find.
         environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
         self.processes = [
             subprocess.Popen(
@@ -54,11 +54,11 @@ class Run:
             process.communicate()
 
     def steps(self) -> int:
-        """How many are behind this run and those before it."""
+        """How many steps this run and those before it have completed."""
         return len(losses(self.log)) if self.log.exists() else 0
 
     def wait_for(self, steps: int) -> None:
-        """Until so many are behind this run and those before it."""
+        """Waits until this run and those before it have completed so many."""
         deadline = time.monotonic() + PATIENCE
         while self.steps() < steps:
             assert time.monotonic() < deadline, f"no step {steps} in {PATIENCE} s"
@@ -79,7 +79,7 @@ class Run:
 
 
 def kill(run: Run, victim: int, signal_number: int = signal.SIGKILL) -> float:
-    """Sends the signal and checks how the others end; returns the seconds until the last of them has."""
+    """Sends the signal and checks how the others end; returns the seconds until the last one has ended."""
     run.processes[victim].send_signal(signal_number)
     start = time.monotonic()
     count = len(run.processes)
@@ -93,7 +93,7 @@ def kill(run: Run, victim: int, signal_number: int = signal.SIGKILL) -> float:
 
 
 def finish(out: Path, count: int, *options: str) -> list[float]:
-    """Lets a run go on to its end; returns the losses of all steps."""
+    """Lets a run finish; returns the losses of all steps."""
     with Run(out, count, *options) as run:
         for index, (code, errors) in run.ends().items():
             assert code == 0, f"process {index} ended with {code}:\n{errors}"
@@ -101,7 +101,7 @@ def finish(out: Path, count: int, *options: str) -> list[float]:
 
 
 def kill_and_resume(out: Path, count: int, kills: int, seed: int) -> int:
-    """The whole trial; returns how many steps it took. An AssertionError says what is not as it should be."""
+    """The whole trial; returns how many steps it took. An AssertionError says what went wrong."""
     rng, steps = random.Random(seed), 6 * kills + 6
     options = ["--steps", str(steps), "--checkpoint-every", "2", "--timeout", "30", "--resume"]
     for _ in range(kills):

@@ -1,4 +1,4 @@
-"""Lookups in a small table, what NumPy makes of their gradients, and what a row-sparse gradient must look like."""
+"""Lookups in a small table, their gradients by NumPy, and what a row-sparse gradient must look like."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +18,7 @@ def integers(*shape):
 
 
 def dense_sum(ids, rows, num_rows=V):
-    """NumPy's [V, D] of lookups' gradients; ids outside are left out."""
+    """The gradients of lookups, summed by NumPy to [V, D]; ids outside the table are left out."""
     total = np.zeros((num_rows, *rows.shape[1:]), np.float64)
     inside = (ids >= 0) & (ids < num_rows)
     np.add.at(total, ids[inside], rows[inside].astype(np.float64))
@@ -26,7 +26,7 @@ def dense_sum(ids, rows, num_rows=V):
 
 
 def assert_well_formed(gradient):
-    """Ids ascend, each once; what is unused is V and zero."""
+    """Ids ascend, each once; unused ids are V and unused rows zero."""
     ids, rows = np.asarray(gradient.ids), np.asarray(gradient.rows)
     used = ids < gradient.num_rows
     assert (np.diff(ids[used]) > 0).all()

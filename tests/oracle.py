@@ -20,7 +20,7 @@ def murmur3(key, seed=0):
     def rotate(x, by):
         return low(x << np.uint64(by) | x >> np.uint64(32 - by))
 
-    k = low(np.asarray(key).astype(np.uint64)[..., None])  # an axis more, so that scalars wrap like arrays
+    k = low(np.asarray(key).astype(np.uint64)[..., None])  # one more axis, so that scalars wrap like arrays
     k = low(rotate(low(k * np.uint64(0xCC9E2D51)), 15) * np.uint64(0x1B873593))
     h = low(rotate(k ^ np.uint64(seed & 0xFFFFFFFF), 13) * np.uint64(5) + np.uint64(0xE6546B64))
     h = h ^ np.uint64(4)
@@ -61,7 +61,7 @@ def is_nonzero(x):
 
 
 def partition(x, n, seed=0):
-    """x [U(, D)] -> for each server its (positions ascending, values), unlimited."""
+    """x [U(, D)] -> for each server its (positions ascending, values), without a capacity limit."""
     index = np.flatnonzero(is_nonzero(x))
     server = server_of(index, n, seed)
     return [(index[server == s] // n, x[index[server == s]]) for s in range(n)]
@@ -74,7 +74,7 @@ def accumulator(dtype):
 def ordered_sum(stack, divisor=1):
     """Sum over axis 0 in order, from +0, in float64 for float64 and float32 for the rest; rounded once.
 
-    The mean multiplies by the reciprocal, which is what XLA makes of `pmean`'s division.
+    The mean multiplies by the reciprocal, as XLA compiles `pmean`'s division.
     """
     kind = accumulator(stack.dtype)
     total = np.zeros(stack.shape[1:], kind)
@@ -87,9 +87,9 @@ def ordered_sum(stack, divisor=1):
 
 
 def recursive_doubling(stack, divisor=1):
-    """As `ordered_sum`, in SparCML's order: workers beyond a power of two join the first ones, then neighbours meet.
+    """As `ordered_sum`, in SparCML's order: workers beyond a power of two join the first ones, then neighbours pair up.
 
-    Whoever adds, the lower worker's partial sum comes first.
+    On both sides, the lower worker's partial sum comes first.
     """
     kind = accumulator(stack.dtype)
     parts = [np.where(part == 0, 0, part.astype(kind)).astype(kind) for part in stack]
@@ -161,7 +161,7 @@ def hierarchical_hash(indices, n, r1, r2, k, seed=0):
 
 
 def balanced_parallelism_bytes(stack, unit_width=1, seed=0):
-    """Pushed plus pulled bytes of one worker with messages of exactly the fullest one's size.
+    """Pushed plus pulled bytes of one worker if every message has exactly the fullest one's size.
 
     stack [n, U, D]: push sends a 4-byte index and a unit to each other server, pull receives a hash bitmap
     and the non-zero units of each other server.
@@ -175,14 +175,14 @@ def balanced_parallelism_bytes(stack, unit_width=1, seed=0):
 
 
 def largest(x, k):
-    """The k largest magnitudes of x, of equal ones those of lowest index, by a stable sort."""
+    """The k largest magnitudes of x, ties broken by lowest index, by a stable sort."""
     mask = np.zeros(x.size, bool)
     mask[np.argsort(-np.abs(x), kind="stable")[:k]] = True
     return mask
 
 
 def message_counts(stack, seed=0):
-    """What is non-zero, bool [n, U], and zen's messages by counting: push [worker, server] and pull [server]."""
+    """The non-zero units, bool [n, U], and zen's message sizes by counting: push [worker, server] and pull [server]."""
     n, units = stack.shape[:2]
     owner = server_of(np.arange(units), n, seed)
     nonzero = np.stack([is_nonzero(x) for x in stack])

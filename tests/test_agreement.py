@@ -1,4 +1,4 @@
-"""Processes that were started differently learn about what: values are told apart by what they are."""
+"""Processes that were started differently learn what differs: values are compared by what they are."""
 
 import os
 import subprocess
@@ -70,7 +70,7 @@ class Torn:
 
 
 def test_a_value_that_fails_on_one_process_is_a_difference(monkeypatch):
-    """One that raised before the processes have met would leave the others waiting."""
+    """Raising before the processes have met would leave the others waiting."""
 
     def lowering():
         raise ValueError("no such kernels")

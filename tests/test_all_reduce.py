@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import zen_jax as zen
 
 SCHEMES = zen.schemes.names()
-# The other schemes are there for comparison, and take the same code in every mode: fewer runs will do.
+# The other schemes are for comparison and run the same code in every mode, so fewer runs suffice.
 MAIN = ("dense", "dense_ordered", "zen", "auto")
-# psum sums in any order, the others in that of the workers, or for sparcml of its tree.
+# psum sums in any order, the others in worker order, sparcml in the order of its tree.
 ORDERED = tuple(scheme for scheme in SCHEMES if scheme != "dense")
 SUM = {scheme: oracle.recursive_doubling if scheme == "sparcml" else oracle.ordered_sum for scheme in SCHEMES}
 OPTIONS = {
@@ -49,7 +49,7 @@ ROOM = {  # for the schemes without formats and hashes
 
 
 def check(mode, n, stack, expected, name, same=assert_same_bits, **options):
-    """The result of every worker has the expected bits, twice."""
+    """Every worker's result has the expected bits, in two runs."""
     run = harness.all_reduce(mode, n, **options)
     results = np.asarray(run(stack))
     same(results[0], expected, name)
@@ -91,7 +91,7 @@ def test_many_workers(scheme):
 
 
 def check_means(mode, n, scheme):
-    """Of integers pmean's, which multiplies by the reciprocal of n once compiled; of floats what NumPy gives in order.
+    """Integers match pmean, which multiplies by the reciprocal of n once compiled; floats match NumPy's ordered sum.
 
     Adding zeros changes no bit, so all but sparcml equal dense_ordered.
     """
@@ -124,7 +124,7 @@ def test_means_on_devices(mode, scheme):
 @pytest.mark.parametrize("n", [1, 3, 8])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shapes(shape, n):
-    """From scalars over empty tensors to three dimensions."""
+    """From scalars and empty tensors to three dimensions."""
     every = n == 3 and shape in ((), (127,), (5, 3, 2))
     for scheme in ("auto",) if n == 1 or 0 in shape else SCHEMES if every else MAIN:
         for name in ("all zero",) if 0 in shape else ("all zero", "all dense", "sparse elements"):
@@ -134,7 +134,7 @@ def test_shapes(shape, n):
 
 @pytest.mark.parametrize("n,shape", [(1, (31, 4)), (3, (3, 0))])
 def test_one_worker_or_nothing_to_send_takes_no_scheme(n, shape):
-    """So what is tested of these under one scheme holds under all."""
+    """So tests of these cases under one scheme hold for all."""
     traced = lambda scheme: jax.make_jaxpr(  # noqa: E731
         lambda x: zen.all_reduce(x, harness.AXIS, scheme=scheme), axis_env=[(harness.AXIS, n)]
     )(np.zeros(shape, np.float32))
@@ -150,7 +150,7 @@ def assert_close(stack, actual, expected, message=""):
 @pytest.mark.parametrize("n", [3, 8])
 @pytest.mark.parametrize("label", OPTIONS)
 def test_options_change_no_bit(label, n):
-    """Unit, hash, seed, capacity and formats decide what travels, never what arrives, even where room lacks."""
+    """Unit, hash, seed, capacity and formats decide what travels, never what arrives, even when room is short."""
     formats = {"push_format", "pull_format"} & set(OPTIONS[label])
     for scheme in ("zen" if n == 8 else "auto",) if formats else ("zen", "auto"):
         for name, stack in structured(n, (31, 4), integers=False).items():
@@ -159,7 +159,7 @@ def test_options_change_no_bit(label, n):
 
 
 def check_special(n, kind, **options):
-    """Sums of NaN, infinities and -0.0, and of what overflows; a processor may flush subnormals where it adds."""
+    """Sums of NaN, infinities and -0.0, and sums that overflow; a processor may flush subnormals when it adds."""
     for name, stack in special(n, (31, 4), kind).items():
         if name != "subnormals":
             check("vmap", n, stack, oracle.ordered_sum(stack), name, assert_same_values, op="sum", **options)
@@ -217,14 +217,14 @@ def assert_close_or_special(actual, expected, message=""):
 
 
 def assert_same_but_subnormals(actual, expected, message=""):
-    """A processor may flush subnormals where it adds, and nothing else."""
+    """A processor may flush subnormals when it adds, and nothing else."""
     smallest = 2.0**-126 if actual.dtype != np.float64 else 2.0**-1022
     actual, expected = actual.astype(np.float64), expected.astype(np.float64)
     np.testing.assert_allclose(actual, expected, 1e-6, 2 * smallest, err_msg=message)
 
 
 def test_negative_zero_counts_as_zero():
-    """No scheme that sums in order gives -0.0, so zen and its dense fall-back agree to the sign of a zero."""
+    """No scheme that sums in order gives -0.0, so zen and its dense fallback agree even in the signs of zeros."""
     stack = np.full((3, 31, 4), -0.0, np.float32)
     for scheme in ORDERED:
         check("vmap", 3, stack, np.zeros((31, 4), np.float32), scheme, scheme=scheme)
@@ -233,7 +233,7 @@ def test_negative_zero_counts_as_zero():
 @pytest.mark.parametrize("scheme", [scheme for scheme in SCHEMES if scheme != "sparcml"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bit_floats_travel_in_16_bits(dtype, scheme):
-    """XLA widens collectives of bfloat16 on CPUs; sparcml alone sends partial sums, which are float32."""
+    """XLA widens bfloat16 collectives on CPUs; only sparcml sends partial sums, which are float32."""
     worker = functools.partial(zen.all_reduce, axis_name=harness.AXIS, scheme=scheme)
     step = harness.spmd(worker, "shard_map", 3)
     program = step.lower(jax.ShapeDtypeStruct((3, 31, 4), FLOATS[dtype])).compile().as_text()
@@ -267,7 +267,7 @@ def test_any_gradient(n, seed, density, by_row):
     + [(2**31 + 8, {"hash": "murmur"}), (2**31 + 8, {"pull_format": "coo"}), (2**32 + 8, {})],
 )
 def test_more_units_than_32_bits_name(units, options):
-    """Each server names its own; where those are too many, or all must be named, auto goes dense. Traced, never run."""
+    """Each server numbers its own; if those are too many, or all need numbers, auto goes dense. Traced, never run."""
     worker = lambda x: zen.all_reduce(x, harness.AXIS, unit="element", capacity=9, return_info=True, **options)  # noqa: E731
     stack = jax.ShapeDtypeStruct((2, units), jnp.float32)
     reduced, info = jax.eval_shape(jax.vmap(worker, axis_name=harness.AXIS), stack)
@@ -278,7 +278,7 @@ def test_more_units_than_32_bits_name(units, options):
 
 
 def test_result_counts_as_replicated():
-    """check_vma accepts the result where it accepts psum's: out_specs=P(), no pcast."""
+    """check_vma accepts the result wherever it accepts psum's: out_specs=P(), no pcast."""
     n = 4
     stack = structured(n, (31, 4))["sparse rows"]
     spec = jax.sharding.PartitionSpec
@@ -303,7 +303,7 @@ def test_result_counts_as_one_under_vmap():
 
 
 def test_derivative_of_a_dense_sum():
-    """As psum's, at zeros too, though they lose their sign."""
+    """The same as psum's, also at zeros, though these lose their sign."""
     total = lambda x: jax.vmap(  # noqa: E731
         lambda x: zen.all_reduce(x, harness.AXIS, op="sum", scheme="dense_ordered"), axis_name=harness.AXIS
     )(x).sum()
@@ -320,7 +320,7 @@ def test_no_tracer_leaks():
 @pytest.mark.parametrize("axes", [("hosts", "cores"), ("cores", "hosts")])
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_several_axes(check_vma, axes):
-    """A tuple of axes is one axis whose workers are numbered in its row-major order, whatever that of the mesh."""
+    """A tuple of axes is one axis, with workers numbered in its own row-major order, whatever the order of the mesh."""
     stack = structured(6, (31, 4), integers=False)["sparse rows"]
     mesh = jax.make_mesh(
         (2, 3), ("hosts", "cores"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:6]
@@ -334,7 +334,7 @@ def test_several_axes(check_vma, axes):
 
 
 def test_another_batch_axis():
-    """vmap over an axis that is no axis of workers."""
+    """vmap over an axis that is not a workers' axis."""
     n = 3
     stacks = np.stack([structured(n, (31, 4))[name] for name in ("all zero", "sparse rows", "all dense")])
     worker = lambda x: zen.all_reduce(x, harness.AXIS, op="sum")  # noqa: E731

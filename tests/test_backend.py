@@ -22,7 +22,7 @@ TIMEOUT = 300
 
 
 def child(script, *arguments, **environment):
-    """Runs a script of this folder, or code, in a fresh interpreter that inherits nothing of this one's JAX."""
+    """Runs a script of this folder, or code, in a fresh interpreter."""
     command = [sys.executable, *(["-c", script] if "\n" in script else [str(ROOT / "tests" / script)]), *arguments]
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("ZEN_JAX_")}
     path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH"), *sys.path]))
@@ -72,7 +72,7 @@ def test_switched_on():
 
 
 def test_without_the_native_module():
-    """Where nothing was built, pure JAX carries everything and backend_info says why."""
+    """If nothing was built, everything runs in pure JAX and backend_info says why."""
     hide = """
 import importlib.abc, sys
 class Hide(importlib.abc.MetaPathFinder):
@@ -110,7 +110,7 @@ print(_native.library("cpu").isa())
 def test_every_instruction_set(isa):
     """All kernels against NumPy with each instruction set that this processor has.
 
-    One that it lacks is lowered to the best it has, which the output shows.
+    A set that it lacks is replaced by the best it has, as the output shows.
     """
     best = child(ISA).strip()
     order = ["scalar", "avx2", "avx512"]
@@ -142,9 +142,9 @@ print(float(step(jnp.zeros((3, 50, 4)).at[:, 7].set(2.0))[0, 7, 0]))
 
 @needs_native
 def test_a_compiled_step_that_another_process_loads(tmp_path):
-    """The process that loads one has traced nothing: backend_info registers its custom calls."""
+    """The process that loads the step has traced nothing: backend_info registers the custom calls."""
     path = str(tmp_path / "step.pickle")
-    # What came out of the compilation cache cannot be serialised again on CPUs.
+    # On CPUs a program from the compilation cache cannot be serialised again.
     child(SAVE, path, JAX_ENABLE_COMPILATION_CACHE="0")
     assert float(child(LOAD, path)) == 6
 
@@ -163,7 +163,7 @@ def test_what_a_library_lacks_runs_in_pure_jax(monkeypatch):
 
 @needs_native
 def test_only_the_lowering_that_runs_is_traced():
-    """Tracing the reference for every size of message takes longer than all else that is traced."""
+    """Tracing the reference for every message size would take longer than all other tracing."""
 
     def reference(*_):
         raise AssertionError("traced")
@@ -177,7 +177,7 @@ def test_only_the_lowering_that_runs_is_traced():
 
 @pytest.mark.parametrize("library", [_native.library, lambda *_: None], ids=["native", "reference"])
 def test_results_vary_where_any_operand_does(library, monkeypatch):
-    """Positions that all workers share make no shard of a worker's values replicated."""
+    """Positions that all workers share do not make a shard of one worker's values count as replicated."""
     monkeypatch.setattr("zen_jax._native.library", library)
     positions, counts = jnp.array([[0, 2], [1, 2]]), jnp.array([2, 2])
     values = jnp.arange(8.0).reshape(2, 2, 2)
@@ -195,7 +195,7 @@ def test_results_vary_where_any_operand_does(library, monkeypatch):
 
 
 def test_numpy_operands(monkeypatch):
-    """Arrays that are not JAX's are taken by either lowering."""
+    """Both lowerings take arrays that are not JAX's."""
     monkeypatch.setattr("zen_jax._native.library", lambda *_: None)
     positions, values = np.array([[0, 2], [2, 0]], np.int32), np.array([[1, 2], [3, 0]], np.float32)
     shard = zen.kernels.aggregate(positions, values, np.array([2, 1], np.int32), 4)

@@ -116,7 +116,7 @@ def test_figures_have_rows_of_plain_numbers_and_are_drawn(figure, monkeypatch, t
 
 @pytest.mark.parametrize("load", [0.1, 0.4, 1.0])
 def test_one_hash_loses_what_throwing_balls_into_bins_does(load):
-    """The paper's 17.5 % and 4.8 % are loads of 0.4 and a quarter of it."""
+    """The paper's 17.5 % and 4.8 % belong to loads of 0.4 and a quarter of it."""
     indices = np.arange(3, 300_003, dtype=np.uint32)
     assert strawmen.lost_by_one_hash(indices, round(indices.size / load)) == pytest.approx(
         1 - (1 - np.exp(-load)) / load, rel=0.02

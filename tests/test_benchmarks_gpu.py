@@ -1,4 +1,4 @@
-"""What is measured on a GPU, as far as it goes without one: peers, Algorithm 1, the script and its report."""
+"""What is measured on a GPU, as far as possible without one: peers, Algorithm 1, the script and its report."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def test_cub_is_absent_without_its_compiler(monkeypatch):
 
 
 def test_algorithm_1_extracts_what_partition_finds():
-    """For each server the same indices and values, in another order."""
+    """The same indices and values for each server, in another order."""
     n, x = 3, np.where(np.arange(400) % 5 == 0, np.arange(400) + 1, 0).astype(np.float32)
     memory, counts, lost = zen.kernels.hierarchical_hash(algorithm_1.find(x, 80), n, 60, 40, 3)
     indices, found = algorithm_1.extract(memory, 80)
@@ -110,7 +110,7 @@ def gpu_script(results, *parts, **variables):
 
 
 def test_the_gpu_script_works_but_for_the_gpu(tmp_path):
-    """Its tests run, on the CPU; without that leave no time passes for one of a GPU."""
+    """Its tests run on the CPU if told to; otherwise no CPU timing passes for a GPU's."""
     few = {"JAX_PLATFORMS": "cpu", "PYTEST_ADDOPTS": "-p no:cacheprovider -k '7-1-float32 or 10-1-float32'"}
     done = gpu_script(tmp_path, "test", ZEN_JAX_REHEARSE_GPU="1", **few)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-2000:]
@@ -123,7 +123,7 @@ SANITIZERS = ["memcheck", "racecheck", "initcheck"]
 
 
 def test_the_gpu_script_goes_on_where_it_stopped(tmp_path):
-    """Parts that passed are not run again, but a build that is not here; a part that it does not know is refused."""
+    """Parts that passed are not run again, except a build that is missing here; an unknown part is refused."""
     (tmp_path / "parts").mkdir()
     parts = PARTS + SANITIZERS
     for name in parts:
@@ -141,7 +141,7 @@ def test_the_gpu_script_goes_on_where_it_stopped(tmp_path):
     assert gpu_script(tmp_path, "bench").returncode == 1
 
 
-# Stands in for every command of the script. Each call is a line of `calls`; one that names a word of FAILING fails.
+# Stands in for every command of the script. Each call is a line of `calls`; one that contains a word of FAILING fails.
 FAKE = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$RESULTS/calls"
 touch "$RESULTS/report.md"
@@ -150,9 +150,9 @@ for word in $FAILING; do case "$*" in *"$word"*) exit 3 ;; esac; done
 
 
 def faked(results, *parts, failing="", seconds=0):
-    """The parts that ran, in order, with the status of each; the last line of what the script printed; its status.
+    """The parts that ran, in order, with the status of each; the last line that the script printed; its exit status.
 
-    `seconds` of the call are over when it starts.
+    The call starts with `seconds` of its time already used.
     """
     for tool in ("bin/python", "bin/cmake", "cuda/nvcc", "cuda/compute-sanitizer"):
         (results / tool).parent.mkdir(exist_ok=True)
@@ -181,7 +181,7 @@ def test_the_gpu_script_measures_before_it_sanitizes(tmp_path):
 
 
 def test_a_part_of_the_gpu_script_that_failed_waits_for_the_others(tmp_path):
-    """Also for those of which this call has no time, and for those that failed less often."""
+    """Also for parts that this call has no time for, and for parts that failed less often."""
     failing = "kernels-dense.json algorithm_1"
     ran, last, status = faked(tmp_path, failing=failing, seconds=300)
     assert (ran, status) == (["build", "algorithm_1!", "feedback", "all_reduce", "report"], 1)

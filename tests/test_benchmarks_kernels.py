@@ -1,4 +1,4 @@
-"""What benchmarks.kernels times, on a tensor small enough to check it, and what a run that is cut off keeps."""
+"""What benchmarks.kernels times, on a tensor small enough to check it, and what an interrupted run keeps."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from benchmarks.peers import nonzeros
 
 
 def units_of(words, units, count):
-    """Where the non-zero units of a shard are by its bitmap, and their values."""
+    """The positions of a shard's non-zero units by its bitmap, and their values."""
     at = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
     assert at.size == count
     return at, units[:count]
@@ -53,7 +53,7 @@ def test_scatter_add_sums_each_servers_messages():
 
 
 class FixedCeilings:
-    """Of a device that moves a byte in a second."""
+    """Ceilings of a device that moves one byte per second."""
 
     def against(self, run, read, written, repeats):
         took = measure.seconds(run, repeats)

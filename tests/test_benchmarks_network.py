@@ -15,7 +15,7 @@ from benchmarks.group import UNLIMITED
 
 @pytest.fixture
 def may_emulate_hosts(tmp_path_factory):
-    """One test at a time makes hosts, among all of pytest's workers; where the system refuses to, the skip says why."""
+    """One test at a time makes hosts, across all pytest workers; if the system refuses, the skip says why."""
     with (tmp_path_factory.getbasetemp().parent / "hosts.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:

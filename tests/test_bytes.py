@@ -30,7 +30,7 @@ def test_bytes_near_exact_messages(shape, n):
 
 @pytest.mark.parametrize("n", [2, 8])
 def test_small_messages_stay_small(n):
-    """By default a message has room for 4 KiB of values, less than 9 KiB with their indices; a plan needs none."""
+    """By default a message has room for 4 KiB of values, under 9 KiB with their indices; a plan does not need it."""
     stack = sparse(np.random.default_rng(0), n, (20_000,), 0.002)
     exact = oracle.balanced_parallelism_bytes(stack)
     _, push, pull = oracle.message_counts(stack)
@@ -42,7 +42,7 @@ def test_small_messages_stay_small(n):
 
 @pytest.mark.parametrize("unit", ["row", "element"])
 def test_auto_gathers_between_two_workers(unit):
-    """It is agsparse there, which takes one exchange; given capacities are those of servers."""
+    """There it is agsparse, which takes one exchange; explicit capacities are those of servers."""
     stack = sparse(np.random.default_rng(0), 2, (20_000, 16), 0.05)
     auto, gathered = (info_of(stack, scheme=scheme, unit=unit) for scheme in ("auto", "agsparse"))
     assert auto == gathered
@@ -57,7 +57,7 @@ def test_dense_is_taken_when_it_is_smaller():
     full = structured(n, (509,))["all dense"]
     auto, zen_info = info_of(full, scheme="auto"), info_of(full, scheme="zen")
     assert auto.dense_taken == 1
-    # What workers tell each other before they go dense: 8 bytes each.
+    # What workers tell each other before going dense: 8 bytes each.
     assert auto.bytes_pushed + auto.bytes_pulled == auto.bytes_dense + (n - 1) * 8
     assert zen_info.dense_taken == 0
     assert zen_info.bytes_pushed + zen_info.bytes_pulled > zen_info.bytes_dense

@@ -29,7 +29,7 @@ def gradient(n=N):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Files of a newcomer, good and bad."""
+    """Files that a newcomer might have, good and bad."""
     jax.devices()  # before `bench` could choose how many there are
     folder = tmp_path_factory.mktemp("cli")
     np.savez(folder / "good.npz", **gradient())
@@ -75,7 +75,7 @@ def profile(folder):
 
 
 def plain(value):
-    """As JSON brings it back."""
+    """The value as JSON returns it."""
     return json.loads(json.dumps(value))
 
 
@@ -143,7 +143,7 @@ def test_info(zen_jax):
 
 
 def test_bench(zen_jax):
-    """Each scheme moves the bytes that its estimate is of, every figure is there, and the table shows them."""
+    """Each scheme moves as many bytes as estimated, every figure is present, and the table shows them."""
     several = ("bench", "good.npz", "good.npz", "--schemes", "agsparse", "--repeats", 3, *LINKS)
     code, printed, said = zen_jax(
         *several, "--json", "bench.json", "--plot", "bench.svg", "--save-cluster", "links.json"
@@ -186,7 +186,7 @@ def test_bench_makes_gradients_up_and_keeps_float64(zen_jax, folder):
 
 
 def test_nobody_reads_what_it_prints(zen_jax, monkeypatch):
-    """The reader of a pipe has gone, or there is no standard output; files are written all the same."""
+    """The reader of a pipe is gone, or there is no standard output; files are still written."""
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as pipe:
@@ -307,7 +307,7 @@ def test_bad_input(zen_jax, line, fragments):
     assert (code, printed) == (BAD_INPUT, "")
     *progress, complaint = said.splitlines()
     assert complaint.startswith("zen-jax")
-    assert len(progress) <= 3  # files read, and what is measured
+    assert len(progress) <= 3  # the files read, and what is being measured
     assert "Traceback" not in said
     for fragment in fragments:
         assert fragment in complaint

@@ -1,4 +1,4 @@
-"""The workers of `zen-jax bench`: where they lie, how they are timed, and real processes of it."""
+"""The workers of `zen-jax bench`: how they are placed, how they are timed, and real processes."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def test_gather_keeps_float64():
 
 
 def test_time_of_a_call_is_that_of_its_slowest_process():
-    """Cases take turns and go through the steps; the other process is always a second later."""
+    """Cases take turns and cycle through the steps; the other process always takes a second longer."""
     calls = []
 
     class Case:
@@ -69,7 +69,7 @@ def start(*arguments):
     return subprocess.Popen(
         [sys.executable, "-m", "zen_jax.cli", *map(str, arguments)],
         cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": ""},  # one device a process
+        env=os.environ | {"XLA_FLAGS": ""},  # one device per process
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -78,7 +78,7 @@ def start(*arguments):
 
 @pytest.mark.multiprocess
 def test_bench_among_processes():
-    """The first process alone prints, and JSON alone, whatever libraries say."""
+    """Only the first process prints, and only JSON, whatever libraries say."""
     made = ("--rows", 32, "--columns", 4, "--schemes", "dense", "--repeats", 2, *LINKS, "--json", "-")
     address = f"localhost:{free_ports()}"
     ranks = [start("bench", "--coordinator", address, "--processes", 2, "--rank", rank, *made) for rank in range(2)]

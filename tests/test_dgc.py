@@ -19,7 +19,7 @@ pytestmark = pytest.mark.promoting  # optax's own arithmetic relies on promotion
 
 
 def oracle_dgc(gradients, density, momentum, clip):
-    """Lin et al., algorithm 4 with its equations, in float64; yields (sent, velocity, residual) a step."""
+    """Lin et al., algorithm 4 with its equations, in float64; yields (sent, velocity, residual) per step."""
     velocity = residual = np.zeros(gradients[0].shape)
     for gradient in gradients:
         gradient = gradient.astype(np.float64)
@@ -33,7 +33,7 @@ def oracle_dgc(gradients, density, momentum, clip):
 
 
 def test_dgc_follows_the_paper():
-    """Small enough that 1.3 k is k, so that the choice is the paper's too; the norm is a fourth worker's share."""
+    """Small enough that 1.3 k is k, so the choice is the paper's too; the norm bound is one of four workers' share."""
     gradients = [normal((6, 5), step) for step in range(8)]
     sparsifier = zen.dgc(0.1, momentum=0.7, clip_norm=6.0, axis_name=harness.AXIS)
     state = jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), sparsifier.init(jnp.zeros((6, 5))))
@@ -63,7 +63,7 @@ def test_velocity_of_vectors_stays_finite_in_float16():
 
 @pytest.mark.parametrize("scale", [0, 1e-30, 1, 3e19, 1e36])
 def test_clipping_whatever_the_magnitude(scale):
-    """Squares of a gradient may overflow or vanish: over two shards, of two workers, its norm is what NumPy says."""
+    """Squares of a gradient may overflow or vanish: over two shards, for two workers, its norm is NumPy's."""
     gradients = normal((2, 2, 9)) * np.float32(scale)
     expected = gradients.astype(np.float64)
     expected *= np.minimum(
@@ -75,7 +75,7 @@ def test_clipping_whatever_the_magnitude(scale):
 
 @pytest.mark.parametrize(("dtype", "scale", "norm"), [(np.float32, 1e38, 10), (np.float64, 1e300, math.sqrt(1 / 2))])
 def test_clipping_loses_no_finite_gradient(dtype, scale, norm):
-    """Where the factor would be subnormal it is the least normal number."""
+    """A factor that would be subnormal becomes the smallest normal number."""
     with jax.enable_x64(dtype is np.float64):
         gradients = normal((2, 2, 9)).astype(dtype) * dtype(scale)
         sent = clipped(gradients)
@@ -95,7 +95,7 @@ def test_clipping_hides_nothing(poison):
 
 
 def clipped(gradients):
-    """What workers [n, shards, size] with a bound of 1 on the norm send."""
+    """What workers [n, shards, size] send with a bound of 1 on the norm."""
     sparsifier = zen.dgc(clip_norm=1.0, axis_name="data", model_axis="model")
     worker = lambda g: sparsifier.update(g, sparsifier.init(g))[0]  # noqa: E731
     return np.asarray(jax.vmap(jax.vmap(worker, axis_name="model"), axis_name="data")(gradients))
@@ -104,7 +104,7 @@ def clipped(gradients):
 @pytest.mark.parametrize("share", [1.0, 0.75, 2**-20])
 @pytest.mark.parametrize("size", [1, 5000, 2**24 + 1, 2**31 - 1])
 def test_a_schedule_sends_as_many_as_a_number(share, size):
-    """Though float32 does not hold every size."""
+    """Even though float32 cannot represent every size."""
     bounds = importlib.import_module("zen_jax.transforms.dgc")._bounds
     least, most = bounds(jnp.float32(share), size)
     assert least == math.ceil(share * size) and least <= most <= size
@@ -124,7 +124,7 @@ def test_dgc_warms_up():
 
 @pytest.mark.parametrize(("mode", "columns"), [("vmap", 8), ("shard_map", 8), ("shard_map_unchecked", 20000)])
 def test_dgc_shares_a_threshold_over_the_model_axis(mode, columns):
-    """The shards of a leaf send what is largest in the whole leaf, however uneven they are."""
+    """The shards of a leaf send the largest elements of the whole leaf, however uneven the shards are."""
     scale = np.array([1, 4, 0.1, 2], np.float32)[:, None, None]
     shards = normal((4, 12, columns)) * scale
     whole = zen.dgc(0.1)
@@ -140,7 +140,7 @@ def test_dgc_shares_a_threshold_over_the_model_axis(mode, columns):
 
 @pytest.mark.parametrize("mode", ["vmap", "shard_map"])
 def test_ties_over_the_model_axis(mode):
-    """Equal elements everywhere: k of them go, and at most one more from each further shard."""
+    """Equal elements everywhere: k of them are sent, and at most one more from each further shard."""
     sparsifier = zen.dgc(0.1, model_axis=harness.AXIS)
     worker = lambda g: sparsifier.update(g, sparsifier.init(jnp.zeros((12, 8))))[0]  # noqa: E731
     sent = np.asarray(harness.spmd(worker, mode, 4)(np.ones((4, 12, 8), np.float32)))
@@ -148,7 +148,7 @@ def test_ties_over_the_model_axis(mode):
 
 
 def test_data_and_model_axes_together():
-    """Under check_vma, with clipping over both: every data worker's shards agree on a threshold of their own."""
+    """Under check_vma, with clipping over both: each data worker's shards agree on their own threshold."""
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
     sparsifier = zen.dgc(zen.warmup_density(0.1, 10), clip_norm=1.0, axis_name="data", model_axis="model")
     gradients = normal((2, 2, 16, 6)) * np.array([1, 5], np.float32)[None, :, None, None]
@@ -170,7 +170,7 @@ def test_data_and_model_axes_together():
 
 
 def train(optimizer, steps=300, n=4):
-    """Loss of a linear model on noisy data that n workers share, after training."""
+    """The loss after training a linear model on noisy data that n workers share."""
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(n, 64, 30)).astype(np.float32)
     targets = inputs @ rng.normal(size=(30, 4)).astype(np.float32) + 0.1 * rng.normal(size=(n, 64, 4))

@@ -1,4 +1,4 @@
-"""Every python block of the documentation runs, page by page, with the names of the blocks before it."""
+"""Every python block of the documentation runs, page by page, with the names that earlier blocks define."""
 
 import re
 from pathlib import Path

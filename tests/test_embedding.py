@@ -25,7 +25,7 @@ pytestmark = pytest.mark.promoting  # optax's and Flax's own arithmetic relies o
 
 @pytest.fixture(params=["table", "taken rows"])
 def table_for(request):
-    """From ids to what they are looked up in: the table itself, or the rows of it that they name."""
+    """Maps ids to what they are looked up in: the table itself, or the rows that they name."""
     if request.param == "table":
         return lambda ids, padding_id=None: jnp.asarray(TABLE)
     return lambda ids, padding_id=None: embedding.take_rows(jnp.asarray(TABLE), ids, padding_id=padding_id)
@@ -58,7 +58,7 @@ def test_bag(table_for, combiner, padding_id):
 
 @pytest.mark.parametrize("combiner", ["sum", "mean"])
 def test_bags_of_16_bits_round_once(combiner):
-    """A sum may leave float16 on its way to a mean, or to a sum within it."""
+    """A sum may exceed float16 on the way to a mean, or to a sum that fits."""
     table = jnp.array([[6e4], [6e4], [-6e4]], jnp.float16)
     ids = jnp.array([[0, 1, 1]]) if combiner == "mean" else jnp.array([[0, 1, 2]])
     actual = embedding.bag(table, ids, combiner=combiner)
@@ -66,7 +66,7 @@ def test_bags_of_16_bits_round_once(combiner):
 
 
 def test_narrow_ids():
-    """Ids of as few bits as the table has rows: none of them may be taken for another, or for padding."""
+    """Ids of a dtype just wide enough for the table: none may be mistaken for another, or for padding."""
     table = np.arange(256, dtype=np.float32)[:, None]
     ids = np.array([[255, 7], [0, 128]], np.uint8)
     taken = embedding.take_rows(jnp.asarray(table), ids, padding_id=-1)
@@ -141,7 +141,7 @@ def test_modules_keep_their_table_in_param_dtype_and_give_dtype(combiner):
 
 @pytest.mark.parametrize("bad", [-1, V, V + 1, 2**31 - 1])
 def test_unknown_ids_outside_are_nan(table_for, bad):
-    """Under jit nobody can look at the ids: their rows are NaN, and so is a loss of them."""
+    """Under jit ids cannot be checked: the rows of bad ones are NaN, and so is a loss computed from them."""
     ids = jnp.array([3, bad], jnp.int32)
     actual = jax.jit(lambda ids: embedding.lookup(table_for(ids), ids))(ids)
     np.testing.assert_array_equal(actual, [TABLE[3], np.full(D, np.nan)])
@@ -212,7 +212,7 @@ def shapes(jaxpr):
 
 
 def test_nothing_but_the_table_is_as_large_as_the_table():
-    """Of lookup, backward, synchronisation and update only the new table and state have V rows."""
+    """In lookup, backward pass, synchronisation and update, only the new table and state have V rows."""
     rows, optimizer = 100_003, embedding.lazy(optax.sgd(0.1, momentum=0.9))
     chain = optax.chain(zen.synchronize("data"), optimizer)
     gradient = embedding.value_and_grad(lambda p, i: jnp.sum(embedding.lookup(p, i) ** 2), lambda i: {"": i})
@@ -261,7 +261,7 @@ def nnx_model():
 
 
 def test_linen_table_with_partitioning():
-    """Its parameter is boxed, as `nn.with_partitioning` wants it; rows of it are not sharded as the table is."""
+    """Its parameter is boxed, as `nn.with_partitioning` requires; its rows are not sharded as the table is."""
     init = nn.with_partitioning(nn.initializers.ones_init(), ("vocabulary", None))
     model, ids = zen_jax.embedding.linen.Embed(V + 1, D, embedding_init=init), jnp.array([1, 2, 1])
     params = model.init(jax.random.key(0), ids)

@@ -23,7 +23,7 @@ SAMPLED = selection.SAMPLED + 77
 
 @functools.cache
 def lowerings(kind, momentum=MOMENTUM):
-    """Whatever this machine takes, and pure JAX: each (update, residual, velocity, least, most) -> results."""
+    """The lowering that this machine uses, and pure JAX: each (update, residual, velocity, least, most) -> results."""
 
     def public(update, residual, velocity, least, most):
         if kind == "largest":
@@ -62,7 +62,7 @@ def reaching(value):
 
 
 def assert_alike(lowerings, *operands):
-    """Bitwise, but for the payload of a NaN."""
+    """Bitwise equal, except for NaN payloads."""
     for actual, expected in zip(*(run(*operands) for run in lowerings), strict=True):
         actual, expected = np.asarray(actual), np.asarray(expected)
         np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
@@ -76,7 +76,7 @@ def normal(shape, dtype, seed=0):
 
 
 def operands(shape, dtype, planted=()):
-    """An update, a residual and a velocity, each with values planted in places of its own."""
+    """An update, a residual and a velocity, each with values planted at different places."""
     kept = np.float64 if dtype == np.float64 else np.float32
     update, residual, velocity = normal(shape, dtype), normal(shape, kept, 1), normal(shape, kept, 2)
     for i, value in enumerate(planted):
@@ -126,7 +126,7 @@ SPREADS = {
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_samples_may_mislead(spread, dtype):
-    """Large enough to be sampled: where the threshold lies outside the bracket, what was sent is taken back first."""
+    """Large enough to be sampled: if the threshold lies outside the bracket, what was sent is first taken back."""
     update, residual, velocity = operands(SAMPLED, FLOATS[dtype])
     update = SPREADS[spread](update)
     for k in (1, 66, 6561, SAMPLED // 2):
@@ -149,7 +149,7 @@ def test_any_distribution(seed, share, power):
 
 
 def test_random_choice_is_even():
-    """Draws are foretold without a sample, for any size and k."""
+    """The threshold of draws is predicted without a sample, for any size and k."""
     for size in (1, 2, 100, 5000, SAMPLED):
         for k in {1, -(-size // 100), -(-size // 5), size}:
             sent, residual = drawn(k)[0](np.ones(size, np.float32), np.zeros(size, np.float32), np.uint32(size))
@@ -176,7 +176,7 @@ def test_under_shard_map(mode):
 
 
 def test_operands_stay_as_they_were():
-    """Buffers are taken over only where the caller gives them away."""
+    """Buffers are reused only if the caller donates them."""
     update, residual, velocity = (jnp.asarray(x) for x in operands(1000, np.float32))
     before = [np.array(x) for x in (update, residual, velocity)]
     lowerings("momentum")[0](update, residual, velocity, np.int32(9), np.int32(9))
@@ -186,7 +186,7 @@ def test_operands_stay_as_they_were():
 
 
 def test_donated_state_is_not_copied():
-    """The residual's buffer becomes the new residual's: one array more, what is sent, is all that a step allocates."""
+    """The residual's buffer becomes the new residual's: a step allocates only one more array, for what is sent."""
     if not zen.backend_info()["cpu"].startswith("custom calls"):
         pytest.skip("pure JAX has its own ways")
     state = zen.dgc(0.1).init(jnp.zeros((300, 7)))
@@ -221,7 +221,7 @@ def test_bad_operands(make, message):
     ],
 )
 def test_bounds_are_checked_where_they_are_known(least, most, message, array):
-    """Numbers and arrays, those of one beside a traced other too; traced ones nobody can look at."""
+    """Numbers and arrays, also if the other bound is traced; traced bounds cannot be checked."""
     listed = functools.partial(zen.kernels.list_largest, room=2)
     if array:
         least, most = jnp.asarray(least), jnp.asarray(most)

@@ -18,12 +18,12 @@ N = 2
 GRADIENT = np.ones((N, 12, 6), np.float32)
 
 
-# What is wanted ("must be at least 1"), or one sentence more on what to do.
+# Either what is required ("must be at least 1"), or another sentence on what to do.
 ADVICE = re.compile(r"\b(must|needs|Add|Call|Give|[Mm]ake|Pad|Pass|Take|Use)\b")
 
 
 def refuses(call, *fragments):
-    """`call` raises a ValueError whose message holds every fragment and says what to do."""
+    """`call` raises a ValueError whose message contains every fragment and says what to do."""
     with pytest.raises(ValueError) as error:
         call()
     message = str(error.value)
@@ -72,7 +72,7 @@ def all_reduce(stack=GRADIENT, axis_name=harness.AXIS, **options):
 )
 @pytest.mark.parametrize("scheme", zen.schemes.names())
 def test_all_reduce(scheme, options, fragments):
-    """Whatever the scheme: an argument that another scheme would use is no less wrong."""
+    """Whatever the scheme: a wrong argument is refused even if only another scheme would use it."""
     refuses(all_reduce(**{"scheme": scheme} | options), *fragments)
 
 
@@ -118,7 +118,7 @@ def shard_map(worker, check_vma):
 
 @pytest.mark.parametrize("scheme", ["zen", "auto", "dense", "dense_ordered", "sparcml"])
 def test_already_reduced_gradient(scheme):
-    """Under check_vma=True jax.grad of replicated parameters is summed already; averaging it gives the sum."""
+    """Under check_vma=True jax.grad of replicated parameters is already summed; averaging it gives the sum."""
     params, batch = jnp.ones((12, 6)), jnp.ones((4, 12, 6))
     loss = lambda params, batch: jnp.mean(jnp.sum(params[None] * batch, axis=(1, 2)))  # noqa: E731
     worker = lambda params, batch: zen.all_reduce(jax.grad(loss)(params, batch), harness.AXIS, scheme=scheme)  # noqa: E731
@@ -153,7 +153,7 @@ def test_already_reduced_gradient_in_synchronize(leaf):
 
 
 def test_gradient_sharded_over_an_explicit_axis():
-    """Where the workers' axis alone is manual. JAX would name a reshape that it does not support, or gather."""
+    """Only the workers' axis is manual. JAX would complain about an unsupported reshape, or gather."""
     explicit, spec = jax.sharding.AxisType.Explicit, jax.sharding.PartitionSpec
     axes = (harness.AXIS, "model")
     mesh = jax.make_mesh((N, 2), axes, axis_types=(explicit,) * 2, devices=jax.devices()[: 2 * N])
@@ -173,7 +173,7 @@ def test_gradient_sharded_over_an_explicit_axis():
 
 
 def test_derivative():
-    """Gradients are reduced after they are taken: nothing is to be differentiated."""
+    """Gradients are reduced after they are taken, so nothing needs a derivative."""
     refuses(
         lambda: jax.grad(lambda stack: jnp.sum(all_reduce(stack, scheme="zen")()))(GRADIENT),
         "zen_partition",
@@ -265,7 +265,7 @@ def test_kernels(call, fragments):
     ],
 )
 def test_synchronize_arguments(options, fragments):
-    """Refused where it is written, not at the first step."""
+    """Refused when the transformation is made, not at the first step."""
     refuses(lambda: zen.synchronize(harness.AXIS, **options), *fragments)
 
 
@@ -300,7 +300,7 @@ PLAN = zen.Plan(N, {"table": zen.LeafPlan((12, 6), "float32")})
     ],
 )
 def test_plan_for_other_shapes(stack, fragments):
-    """At init where the shapes are known then, at update for another number of workers."""
+    """At init if the shapes are known then, at update for another number of workers."""
     transform = zen.synchronize(harness.AXIS, plan=PLAN)
 
     def step(gradients):
@@ -394,7 +394,7 @@ def test_numpy_scalars_are_numbers():
 
 
 def test_unreduced_optax_update_without_axis():
-    """The transform outside any mapped axis says so rather than failing inside a collective."""
+    """Outside any mapped axis the transform says so rather than failing inside a collective."""
     optimizer = optax.chain(zen.synchronize("workers"), optax.sgd(0.1))
     params = {"w": jnp.ones(3)}
     refuses(lambda: optimizer.update(params, optimizer.init(params), params), "axis_name='workers'")

@@ -1,4 +1,4 @@
-"""The DeepFM example on few examples: it learns, zen changes no bit of it, and bad data is refused early."""
+"""The DeepFM example on little data: it learns, zen changes no bit, and bad data is refused early."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +23,7 @@ VALUES = np.array([7, 3000, 6000])
 
 
 def flights(count: int = 400) -> dict[str, np.ndarray]:
-    """What data.npz holds, with a label that the first field decides."""
+    """The contents of data.npz, with labels that the first field decides."""
     rng = np.random.default_rng(0)
     fields = {f"f_{name}": rng.integers(0, values, count) for name, values in zip("abc", VALUES, strict=True)}
     return {
@@ -59,7 +59,7 @@ def test_zen_gives_the_losses_of_a_dense_run_and_moves_fewer_bytes(trained):
 
 def test_gradients_of_looked_up_rows_alone_train_as_dense_ones_do(trained):
     rows = summary(trained)
-    # Adagrad leaves rows without a gradient alone; the backward pass may round otherwise.
+    # Adagrad leaves rows without a gradient alone; the backward pass may round differently.
     assert rows["row_sparse"]["max_relative_loss_difference"] < 1e-5
     assert rows["row_sparse"]["validation"] == pytest.approx(rows["zen"]["validation"], abs=1e-3)
     assert 0 < rows["row_sparse"]["bytes_ratio"] < 1 / 3
@@ -79,7 +79,7 @@ def test_the_synthetic_set_lies_in_its_table_and_can_be_learnt():
     dataset = data.load(None, seed=0)
     assert 0 <= dataset.train.rows.min() and dataset.train.rows.max() < dataset.rows
     assert np.unique(dataset.train.rows[:500]).size < dataset.rows / 10
-    # Examples with a frequent value tell the label of others with it.
+    # The examples with a frequent value predict the labels of other examples with it.
     train, valid = dataset.train, dataset.valid
     rates = np.bincount(train.rows[:, 0], train.labels) / np.bincount(train.rows[:, 0])
     assert data.auc(rates[valid.rows[:, 0]], valid.labels) > 0.52

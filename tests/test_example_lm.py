@@ -1,4 +1,4 @@
-"""The language model example on a tiny text: it learns, zen changes no bit of it, and bad input is refused early."""
+"""The language model example on a tiny text: it learns, zen changes no bit, and bad input is refused early."""
 
 import numpy as np
 import pytest

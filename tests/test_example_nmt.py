@@ -1,4 +1,4 @@
-"""The translation example on a tiny bitext: it learns, zen changes no bit of it, and bad files are refused early."""
+"""The translation example on a tiny bitext: it learns, zen changes no bit, and bad files are refused early."""
 
 import gzip
 
@@ -45,7 +45,7 @@ def test_zen_gives_the_losses_of_a_dense_run_and_moves_fewer_bytes(tmp_path, cap
 def test_sentences_are_numbered_ended_and_filled_up(tatoeba):
     bitext = data.load(tatoeba, 100, length=4, seed=0)
     assert bitext.vocab == (2 + 6, 2 + 6)
-    assert bitext.train.source.tolist() == [[4, 2, 0, 0, 0], [5, 7, 6, 3, 0]]  # of equal counts: by the alphabet
+    assert bitext.train.source.tolist() == [[4, 2, 0, 0, 0], [5, 7, 6, 3, 0]]  # equal counts: in alphabetical order
     assert bitext.valid.target.tolist() == [[4, 1, 2, 0, 0]]
 
 

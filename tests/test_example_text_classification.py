@@ -1,4 +1,4 @@
-"""The classifier of comments on few of them: it learns, zen changes no bit of it, and bad data is refused early."""
+"""The comment classifier on a few comments: it learns, zen changes no bit, and bad data is refused early."""
 
 import gzip
 
@@ -23,7 +23,7 @@ TINY = "--vocab 4200 --dim 64 --hidden 8 --length 6 --batch 8 --steps 8 --worker
 
 
 def write(folder, **files: str):
-    """The files of a data set, `None` for one that is missing."""
+    """Writes the files of a data set; `None` leaves a file out."""
     whole = {"labels": "joy\nanger\n", "train": "0\tHow nice!\n0,1\tOh no, nice\n", "valid": "1\tOh\n"} | files
     for name, text in whole.items():
         if text is not None and name == "labels":
@@ -35,7 +35,7 @@ def write(folder, **files: str):
 
 @pytest.fixture(scope="module")
 def comments(tmp_path_factory):
-    """4,200 words or more; the first of a comment decides its label."""
+    """4,200 words or more; the first word of a comment decides its label."""
     rng = np.random.default_rng(0)
     lines = [
         f"{label}\t{'good' if label else 'bad'} " + " ".join(f"w{i}" for i in rng.integers(0, 9000, 9))
@@ -58,7 +58,7 @@ def test_zen_gives_the_losses_of_a_dense_run_and_moves_fewer_bytes(comments, tmp
 
 def test_comments_are_words_in_lower_case_with_an_end_and_their_labels(tmp_path):
     dataset = data.load(write(tmp_path), vocab=99, length=4, seed=0)
-    # <eos> 0, <unk> 1, nice 2, then "!" "," how no oh, as frequent as each other, in the order of their letters.
+    # <eos> 0, <unk> 1, nice 2, then "!" "," how no oh, equally frequent, in the order of their characters.
     assert dataset.vocab == 8
     assert dataset.train.words.tolist() == [[5, 2, 3, 0], [7, 6, 4, 2]]
     assert dataset.train.count.tolist() == [4, 4]

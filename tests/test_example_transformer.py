@@ -1,4 +1,4 @@
-"""The transformer example on a tiny text: it learns compressed and not, and the scheme changes no bit of it."""
+"""The transformer example on a tiny text: it learns with and without compression, and the scheme changes no bit."""
 
 import unittest.mock
 
@@ -31,7 +31,7 @@ def books(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def listed():
-    """What is called where gradients become lists, of a table that counts as large."""
+    """A spy on what turns gradients into lists; the table counts as large."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(feedback, "list_largest", listed := unittest.mock.Mock(side_effect=feedback.list_largest))
         patch.setattr(feedback, "DENSE_BELOW", 1 << 16)

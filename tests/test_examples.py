@@ -24,7 +24,7 @@ pytestmark = pytest.mark.promoting  # Orbax promotes dtypes
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """A run of 8 steps that nothing stopped."""
+    """An uninterrupted run of 8 steps."""
     out = tmp_path_factory.mktemp("straight")
     assert run(out, "--steps", "8") == 0
     return losses(out)
@@ -32,7 +32,7 @@ def straight(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A run of 2 steps that keeps what it has learnt."""
+    """A run of 2 steps that saves a checkpoint."""
     out = tmp_path_factory.mktemp("checkpoint")
     assert run(out, "--steps", "2", "--checkpoint-every", "2") == 0
     return out
@@ -74,7 +74,7 @@ def test_two_processes_over_gloo_train_as_two_emulated_workers(tmp_path, monkeyp
     assert run(tmp_path / "real", "--workers", "2", "--processes", "2", "--sync", "zen,dense_ordered") == 0
     assert run(tmp_path / "emulated", "--workers", "2") == 0
     assert summary(tmp_path / "real")["dense_ordered"]["steps_bitwise_equal"] == 8
-    # Under vmap XLA may round a worker's own arithmetic otherwise.
+    # Under vmap XLA may round a worker's own arithmetic differently.
     assert losses(tmp_path / "real") == pytest.approx(losses(tmp_path / "emulated"), rel=1e-6)
     ratios = [summary(tmp_path / way)["zen"]["bytes_ratio"] for way in ("real", "emulated")]
     assert ratios[0] == ratios[1] > 0
@@ -97,7 +97,7 @@ def test_another_number_of_workers_goes_on_where_the_others_stopped(tmp_path, st
     assert run(tmp_path, "--steps", "8", "--workers", "2", "--resume") == 0
     before, after = losses(tmp_path)[:4], losses(tmp_path)[4:]
     assert before == straight[:4] and len(after) == 4
-    assert np.allclose(after, straight[4:], rtol=0.3)  # other batches, but from the same parameters on
+    assert np.allclose(after, straight[4:], rtol=0.3)  # other batches, but starting from the same parameters
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ TAKEN = {
     ),
 }
 
-# What is passed in place of what is taken, and the complaint.
+# What is passed instead of what is taken, and the complaint.
 REFUSED = [
     ("zen_partition", {"x": ((6,), F)}, "x has shape [6], expected at least 2 dimensions"),
     ("zen_partition", {"x": ((6, 2), I)}, "x has dtype S32, expected float32, float64, float16 or bfloat16"),

@@ -95,7 +95,7 @@ def test_nnx_optimizer_in_the_worker():
 
     watching = optax.GradientTransformation(transform.init, watched)
     assert_same_step(train(optax.chain(watching, optax.sgd(0.5))), train(optax.chain(pmean, optax.sgd(0.5))))
-    assert {"embed/embedding", "out/bias", "out/kernel"} in seen  # and none is taken for one to fuse
+    assert {"embed/embedding", "out/bias", "out/kernel"} in seen  # and none is mistaken for a leaf to fuse
 
 
 def test_nnx_step_in_place():

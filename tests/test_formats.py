@@ -16,7 +16,7 @@ LOWERINGS = {
 
 
 def _buckets(dtype, width, head_words, listed, seed=0):
-    """Two batch items, with what partition leaves beyond a count: anything."""
+    """Two batch items, with arbitrary data beyond each count, as partition leaves it."""
     rng = np.random.default_rng(seed)
     head = rng.integers(-(2**31), 2**31, (2, N, head_words), dtype=np.int32)
     positions = rng.integers(0, 2**31, (2, N, ROOM if listed else 0), dtype=np.int32)
@@ -26,7 +26,7 @@ def _buckets(dtype, width, head_words, listed, seed=0):
 
 
 def _message(head, positions, values, count, capacity):
-    """One message as bytes, and what is unpacked of it."""
+    """One message as bytes, and what unpacking it gives."""
     filled = (np.arange(capacity) < count).astype(np.int32)
     positions = positions[:capacity] * filled[: len(positions)]
     values = np.where(filled[:, None] > 0, values[:capacity], np.zeros((), values.dtype))

@@ -76,7 +76,7 @@ def test_hashing_traces():
 
 
 # Theorem 2: the fullest server holds at most mu + 6 sqrt(mu) of m indices, mu = m / n, except with a probability
-# of about exp(-18 / (1 + 2 / sqrt(mu))). It holds for every index set that does not know the seed.
+# of about exp(-18 / (1 + 2 / sqrt(mu))). It holds for every index set chosen without knowing the seed.
 INDEX_SETS = {
     "random": lambda n, rng: rng.choice(200_000, 20_000, replace=False),
     "every n-th": lambda n, rng: np.arange(20_000) * n,
@@ -100,7 +100,7 @@ def test_theorem_2_balance(name, n):
 
 @given(seed=st.integers(0, 2**32 - 1), index=st.integers(0, 2**31 - 1), n=st.integers(1, 65535))
 def test_oracle_is_a_bijection(seed, index, n):
-    """The oracle's own inverse, so that the tests above compare with something right."""
+    """The oracle's own inverse is exact, so the tests above compare with something correct."""
     server = oracle.server_of(np.array([index]), n, seed)
     assert 0 <= server[0] < n
     assert oracle.index_of(server, np.array([index // n]), n, seed)[0] == index

@@ -21,7 +21,7 @@ import zen_jax as zen
 
 AXES = ("machines", "devices")
 MESHES = [(4, 2), (2, 4), (2, 3), (1, 4), (4, 1), (1, 1)]
-N, K = 2, 3  # the mesh of all tests but those over MESHES
+N, K = 2, 3  # the mesh of all tests except those over MESHES
 
 
 def mesh_of(n, k):
@@ -139,7 +139,7 @@ def test_options_change_no_bit(options):
 
 @pytest.mark.parametrize("scheme", ["auto", "sparcml"])
 def test_devices_with_very_different_shares_take_the_same_branches(scheme):
-    """Collective-permutes of devices that branched apart would wait for each other for ever."""
+    """Collective-permutes of devices in different branches would deadlock."""
     stack = np.zeros((N, K, 600, 32), np.float32)
     stack[:, :, ::K] = np.random.default_rng(0).integers(1, 9, (N, K, 200, 32))
     reduced, info = all_reduce(scheme=scheme, unit="row", op="sum", return_info=True)(stack)
@@ -179,7 +179,7 @@ def test_info_describes_what_crosses_machines():
 
 
 def test_devices_share_what_a_machine_would_send():
-    """Even where the first rows are the dense ones, each device sends about a k-th, within the capacity's k-th."""
+    """Even if only the first rows are dense, each device sends about a k-th, within a k-th of the capacity."""
     n, k, shape = 4, 2, (8000, 8)
     stack = np.zeros((n, k, *shape), np.float32)
     stack[:, :, :400] = np.random.default_rng(0).normal(size=(n, k, 400, 8))
@@ -282,7 +282,7 @@ def test_value_and_grad_equals_the_global_mean():
 
 
 def test_estimates_of_machines_count_16_bit_floats_as_float32():
-    """So they cross machines."""
+    """That is how they cross machines."""
     leaf = replace(profile_of_machines().leaves["table"], dtype="float16")
     profile = replace(profile_of_machines(), leaves={"table": leaf})
     flat, across = (zen.estimate(profile, cluster) for cluster in (zen.Cluster(N), CLUSTER))

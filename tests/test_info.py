@@ -1,4 +1,4 @@
-"""What `Info` says of every scheme, against counts that NumPy takes from the gradient and the ladder of capacities."""
+"""What `Info` reports for every scheme, against NumPy's counts from the gradient and the capacity ladder."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ SEEDS = {"seed": st.integers(0, 2**32 - 1), "density": st.floats(0, 1), "skew": 
 
 
 def gradient(n, seed, density, skew):
-    """[n, UNITS, WIDTH] without cancellation, whose non-zeros the higher skew gathers at low indices the more."""
+    """[n, UNITS, WIDTH] without cancellation; the higher the skew, the more non-zeros lie at low indices."""
     rng = np.random.default_rng(seed)
     keep = rng.random((n, UNITS)) < density * np.exp(-20 * skew * np.arange(UNITS) / UNITS)
     return (keep[:, :, None] * rng.uniform(1, 2, (n, UNITS, WIDTH))).astype(np.float32)
@@ -41,17 +41,17 @@ def bitmap(bits):
 
 
 def by_server(nonzero, owner, n):
-    """nonzero bool [U] -> how many of each server's units are."""
+    """nonzero bool [U] -> the number of non-zero units of each server."""
     return np.bincount(owner[nonzero], minlength=n)
 
 
 def check_servers(info, nonzero, owner, size, planned, unit_bytes, push_bytes, pull_bytes):
-    """nonzero bool [n, U]; push_bytes and pull_bytes are of one message with room for so many units."""
+    """nonzero bool [n, U]; push_bytes and pull_bytes give the size of one message with room for so many units."""
     n = len(nonzero)
     pushed = np.stack([by_server(row, owner, n) for row in nonzero])
     pulled = by_server(nonzero.any(axis=0), owner, n)
     fullest = room(pushed.max(), size, planned[0], unit_bytes), room(pulled.max(), size, planned[1], unit_bytes)
-    # Beside the messages, what each worker tells each of its count before the push: 8 bytes.
+    # Beside the messages, the 8 bytes in which each worker tells each other one its count before the push.
     np.testing.assert_allclose(info.bytes_pushed, (n - 1) * (push_bytes(fullest[0]) + 8), 1e-6)
     np.testing.assert_allclose(info.bytes_pulled, (n - 1) * pull_bytes(fullest[1]), 1e-6)
     each = np.maximum(pushed.sum(axis=1), 1)
@@ -94,7 +94,7 @@ def test_zen_in_every_format(push_format, pull_format, planned, seed, density, s
 @settings(max_examples=10)
 @given(**SEEDS)
 def test_auto_moves_no_more_than_dense(planned, hash, seed, density, skew):
-    """But for the 8 bytes that each worker tells each other before it goes dense; it has counted all the same."""
+    """Except for the 8 bytes that each worker tells each other before going dense; units are counted even then."""
     n = 5
     stack = gradient(n, seed, density, skew)
     info = info_of(stack, scheme="auto", unit="row", capacity=planned, hash=hash)
@@ -139,7 +139,7 @@ def test_rounds(planned):
 
 
 def test_total_averages_the_densities_that_were_counted():
-    """Fused leaves count none, whatever they weigh; a sparse scheme that went dense has counted."""
+    """Fused leaves count nothing, whatever their weight; a sparse scheme that went dense has counted."""
     fused = make_info(dense_taken=1.0, bytes_dense=900.0)
     infos = {
         "empty": make_info(bytes_dense=100.0),
@@ -179,7 +179,7 @@ def test_agsparse(planned, seed, density, skew):
 
 
 def sparcml_stages(nonzero, planned):
-    """Bytes that one worker sends in each stage, and whether it goes dense: SparCML, followed in NumPy."""
+    """Bytes that one worker sends in each stage, and whether it goes dense: SparCML replayed in NumPy."""
     n, unit_bytes = len(nonzero), UNIT_BYTES
     power = 1 << (n.bit_length() - 1)
     held, dense, sent = list(nonzero), False, []

@@ -18,15 +18,15 @@ from zen_jax import _native
 
 NAMES = ["partition", "aggregate", "hash_bitmap_encode", "hash_bitmap_decode", "hierarchical_hash"]
 WORKERS = [1, 2, 3, 4, 5, 7, 8, 128]
-# [U] and [U, D]: empty, one, prime, more than one 32-bit word a server, no columns.
+# [U] and [U, D]: empty, one, prime, more than one 32-bit word per server, no columns.
 SHAPES = [(0,), (1,), (13,), (509,), (0, 3), (13, 3), (67, 4), (5, 0)]
 SEED = 5
 
 
 def kernel(name, lowering):
-    """The public function with whatever lowering this machine gives it, or its pure-JAX reference.
+    """The public function with the lowering that this machine uses, or its pure-JAX reference.
 
-    References know rows only, so elements become rows of one column here.
+    References take only rows, so elements become rows of one column here.
     """
     if lowering == "public":
         return getattr(zen.kernels, name)
@@ -51,9 +51,9 @@ def kernel(name, lowering):
 
 @functools.cache
 def stages(lowering, n, capacity, divisor=1):
-    """stack [n, U(, D)] -> what each kernel gives, the whole way from gradients to their sum, in one compilation.
+    """stack [n, U(, D)] -> each kernel's results, from the gradients all the way to their sum, in one compilation.
 
-    Partition, aggregate and encode run under vmap, so this is also the test of batching.
+    Partition, aggregate and encode run under vmap, so this also tests batching.
     """
     partition, aggregate, encode, decode = (kernel(name, lowering) for name in NAMES[:4])
 
@@ -95,7 +95,7 @@ def room(shape, n):
 
 @pytest.mark.parametrize("n,lowering", [(n, "public") for n in WORKERS] + [(n, "reference") for n in (1, 3, 128)])
 def test_every_structure_of_zeros(n, lowering):
-    """All kernels in a row on float32, with room for everything; the end is the sum in worker order."""
+    """All kernels in a row on float32, with room for everything; the result is the sum in worker order."""
     for shape in [(509,), (67, 4)]:
         workers = min(n, 8)
         run = stages(lowering, n, room(shape, n))
@@ -124,7 +124,7 @@ def test_dtypes_and_special_values(dtype, lowering):
         for divisor in (1, 3):
             run = stages(lowering, n, room(shape, n), divisor)
             for name, stack in special(n, shape, FLOATS[dtype]).items():
-                if name != "subnormals":  # a processor may flush these where it adds
+                if name != "subnormals":  # a processor may flush these when it adds
                     check_stages(run(stack), stack, n, room(shape, n), divisor, assert_same_values)
             stack = sparse(np.random.default_rng(1), n, shape, 0.5, FLOATS[dtype], integers=False)
             check_stages(run(stack), stack, n, room(shape, n), divisor)
@@ -244,7 +244,7 @@ def test_aggregate_encode_is_both_in_a_row(shape, dtype):
 
 @pytest.mark.parametrize("lowering", ["public", "reference"])
 def test_decode_ignores_padding_and_missing_values(lowering):
-    """Bits of units beyond the gradient and of ranks beyond the capacity give zeros, not reads out of bounds."""
+    """Bits of units beyond the gradient and of ranks beyond the capacity give zeros, not out-of-bounds reads."""
     n, size, capacity = 3, 10, 2
     words = np.full((n, 1), 0xFFFFFFFF, np.uint32)
     values = np.arange(1, n * capacity + 1, dtype=np.float32).reshape(n, capacity)
@@ -263,7 +263,7 @@ def _padded(values, ranks):
 @pytest.mark.parametrize("n", [1, 3, 8])
 @pytest.mark.parametrize("r1,r2,k", [(64, 64, 3), (16, 64, 1), (128, 16, 4), (8, 4, 2)])
 def test_hierarchical_hash(n, r1, r2, k, lowering):
-    """As a set: each index kept once, with its own server, or counted as lost; index 0 is an index."""
+    """As a set: each index kept once, with its own server, or counted as lost; index 0 is a valid index."""
     hashed = jax.jit(lambda i: kernel("hierarchical_hash", lowering)(i, n, r1, r2, k, seed=SEED))
     rng = np.random.default_rng(n)
     for indices in (np.arange(96), rng.choice(2**31 - 1, 96, replace=False), np.zeros(96) + oracle.EMPTY_SLOT):
@@ -347,7 +347,7 @@ def test_each_unit_goes_to_one_server_in_order(n, drawn):
 
 
 def test_every_custom_call_for_cuda_has_a_kernel_that_makes_it():
-    """Where the CUDA module was built, GPU or not: programs for a GPU call what it has registered."""
+    """If the CUDA module was built, with or without a GPU: programs for a GPU call what it has registered."""
     library = _native.library("cuda")
     if library is None:
         pytest.skip(zen.backend_info()["cuda"])

@@ -72,7 +72,7 @@ def batches(every_row=False):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_lazy_updates_touched_rows(name):
-    """NumPy's result. Untouched rows keep their bits; a leaf with an array gradient is updated as by optax."""
+    """The result is NumPy's. Untouched rows keep their bits; a leaf with an array gradient is updated as by optax."""
     steps, head = list(batches()), [jnp.asarray(integers(D)) for _ in range(STEPS)]
     params = {"table": jnp.asarray(TABLE), "head": jnp.ones(D), "none": None}
     gradients = [
@@ -95,7 +95,7 @@ def test_lazy_updates_touched_rows(name):
     "name, every_row", [(name, True) for name in OPTIMIZERS] + [("sgd", False), ("adagrad", False)]
 )
 def test_lazy_equals_dense(name, every_row):
-    """Where every step touches every row, and under sgd and adagrad always. Exactly so for sgd on integers."""
+    """If every step touches every row, and always under sgd and adagrad. Exactly so for sgd on integers."""
     steps = list(batches(every_row))
     actual, _ = run_steps(embedding.lazy(OPTIMIZERS[name]), jnp.asarray(TABLE), [merged(*step) for step in steps])
     dense = [jnp.asarray(dense_sum(*step), jnp.float32) for step in steps]
@@ -117,7 +117,7 @@ def test_lazy_around_masks():
 
 @pytest.mark.parametrize("poisoned", ["table", "head"])
 def test_state_of_one_number_a_leaf(poisoned):
-    """It is cut to no rows: what a whole table's says, its touched rows say."""
+    """It is not cut to rows: the touched rows give the same state as the whole table."""
     inner = optax.chain(optax.zero_nans(), optax.sgd(0.25))
     rows = {name: integers(3, D) for name in ("table", "head")}
     rows[poisoned][1, 1] = np.nan

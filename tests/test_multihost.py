@@ -1,4 +1,4 @@
-"""The scripts of examples/multihost start what they say, here by launchers that put every process on this machine."""
+"""The scripts of examples/multihost start what they say, here with launchers that put every process on this machine."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ SLURM_PROCID=1 "$@" && wait $first
 
 @pytest.fixture
 def environment(tmp_path):
-    """One with launchers in front of PATH that know no other machine."""
+    """An environment with launchers first on PATH that know no other machine."""
     for name, body in FAKES.items():
         fake = tmp_path / "bin" / name
         fake.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Real processes over gloo agree with psum and with each other bit for bit, and never wait for each other for ever."""
+"""Real processes over gloo agree with psum and with each other bit for bit, and never deadlock."""
 
 import os
 import subprocess
@@ -45,7 +45,7 @@ def run_workers(count, schemes):
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(("count", "schemes"), [(3, ()), (4, ("zen", "auto", "sparcml"))], ids=["3", "4"])
 def test_processes_agree(count, schemes):
-    """Every scheme among three; four add sparcml's way with powers of two, and the main schemes beside it."""
+    """Every scheme among three processes; four cover sparcml on a power of two, and the main schemes beside it."""
     digests = run_workers(count, schemes)
     assert len(digests) == count
     assert len(set(digests)) == 1

@@ -1,4 +1,4 @@
-"""What lets XLA start on a leaf before the backward pass is through: it waits for that gradient alone."""
+"""XLA can start on a leaf before the backward pass is over, because the leaf waits only for its own gradient."""
 
 import harness
 import jax
@@ -15,7 +15,7 @@ FUSED = {"bias", "scale"}
 
 @pytest.mark.parametrize("scheme", zen.schemes.names())
 def test_a_leaf_depends_on_no_other_gradient(scheme):
-    """Small leaves depend on those of their bucket, as they travel together."""
+    """Small leaves depend on all leaves of their bucket, because these travel together."""
     transform = zen.synchronize(harness.AXIS, scheme=scheme, dense_below=1000)
     gradients = {name: jnp.zeros((N, *shape)) for name, shape in SHAPES.items()}
     worker = lambda tree: transform.update(tree, None)[0]  # noqa: E731

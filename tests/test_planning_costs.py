@@ -1,4 +1,4 @@
-"""The cost model: bytes are those that schemes report, times follow from links, and what is unknown extrapolates."""
+"""The cost model: bytes are those that schemes report, times follow from links, and what is unknown is extrapolated."""
 
 import json
 from dataclasses import replace
@@ -23,11 +23,11 @@ from zen_jax.planning.sparsity import LeafProfile
 from zen_jax.schemes import sparcml
 
 AXIS = harness.AXIS
-SHAPE = (100, BLOCK)  # rows are blocks of OmniReduce too
+SHAPE = (100, BLOCK)  # rows are also OmniReduce's blocks
 
 
 def zipf_gradients(n, rows=2000, columns=8, tokens=600, seed=0):
-    """[n, rows, columns]: each worker touches the rows that Zipf's law draws."""
+    """[n, rows, columns]: each worker touches rows drawn by Zipf's law."""
     rng = np.random.default_rng(seed)
     weights = 1 / np.arange(1, rows + 1)
     stack = np.zeros((n, rows, columns), np.float32)
@@ -37,7 +37,7 @@ def zipf_gradients(n, rows=2000, columns=8, tokens=600, seed=0):
 
 
 def test_bytes_are_those_of_info():
-    """Every scheme, and every format once, run as planned on the gradients profiled, moves the bytes of the model."""
+    """Run as planned on the profiled gradients, every scheme, and every format once, moves the bytes of the model."""
     n, seen = 3, set()
     stack = jnp.asarray(sparse(np.random.default_rng(n), n, SHAPE, 0.1, np.float16))
     leaf = zen.profile(stack, unit="row").leaves[""]
@@ -57,7 +57,7 @@ def test_bytes_are_those_of_info():
 
 
 def test_equations_of_the_paper():
-    """Without latency and headroom's and bitmaps' share, element units cost what Equations 1 and 2 say."""
+    """Without latency, and apart from headroom and bitmaps, element units cost what Equations 1 and 2 say."""
     n, elements, density = 8, 1 << 18, 0.02
     mask = np.random.default_rng(0).random((n, elements)) < density
     leaf = zen.profile(jnp.asarray(mask, jnp.float32), unit="element").leaves[""]
@@ -96,7 +96,7 @@ def test_more_bytes_never_take_less_time(cluster, collective, fewer, more):
 
 
 def test_links():
-    """Devices that share a machine's link compete for it in an all-to-all; measured links stand in for typed ones."""
+    """Devices that share a machine's link compete for it in an all-to-all; measured links replace typed ones."""
     flat, shared = zen.Cluster(8, inter_gbps=8, latency_us=0), zen.Cluster(2, 4, inter_gbps=8, latency_us=0)
     assert flat.seconds("all_to_all", 7e6, 8) == pytest.approx(7e-3)
     assert shared.seconds("all_to_all", 7e6, 8) == pytest.approx(4e6 * 4 / 1e9)
@@ -108,7 +108,7 @@ def test_links():
     assert measured.seconds_computing("sum", 1e6, 1e6, 4) == pytest.approx(3e-3)
     assert measured.seconds_computing("copy", 1e6, 1e6, 4) == 0
     assert measured.fastest_gbps(8) == 16
-    # What a machine sends and computes, its devices share.
+    # A machine's devices share what it sends and computes.
     machines = replace(measured, hosts=2, devices_per_host=4)
     assert machines.seconds("psum", 8e6, 2) == pytest.approx(100e-6 + 1e-3)
     assert machines.seconds_computing("sum", 4e6, 4e6, 2) == pytest.approx(3e-3)
@@ -117,7 +117,7 @@ def test_links():
 
 @pytest.mark.parametrize("hosts,devices", [(5, 1), (1, 6), (2, 8), (3, 8), (2, 6), (2, 3)])
 def test_recursive_doubling_pays_the_links_that_it_crosses(hosts, devices):
-    """Stages between devices of one machine stay inside it; in others all devices of a machine send at once."""
+    """Stages between devices of one machine stay inside it; in other stages all devices of a machine send at once."""
     n = hosts * devices
     cluster = zen.Cluster(hosts, devices, inter_gbps=1, intra_gbps=1000, latency_us=0)
     leaf = for_workers(PROFILE, n).leaves["table"]
@@ -202,7 +202,7 @@ def test_estimate_of_hosts_whose_devices_reduced_first():
 
 
 def test_fit_finds_rates():
-    """Of kernels charged for dense and non-zero bytes, or for dense ones alone; none is negative."""
+    """For kernels charged for dense and non-zero bytes, or only for dense ones; no rate is negative."""
     moved = np.array([[1e7, 1e5], [1e7, 2e6], [1e7, 9e6]])
     np.testing.assert_allclose(calibrate._fit(moved, moved @ (1e-10, 5e-10)), (1e-10, 5e-10))
     np.testing.assert_allclose(calibrate._fit(moved * (1, 0), np.full(3, 2e-3)), (2e-10, 0.0))
@@ -210,7 +210,7 @@ def test_fit_finds_rates():
 
 
 def test_latency_is_without_the_time_to_send(monkeypatch):
-    """Of a slow link among many workers, by the time that a model takes."""
+    """For a slow link among many workers, with times taken from a model."""
     n, start, latency, rate = 64, 0.01, 100e-6, 25e6 / 8
     sent_for_each_byte_held = {"all_to_all": (n - 1) / n, "all_gather": n - 1, "psum": 2 * (n - 1) / n, "permute": 1}
     monkeypatch.setattr(calibrate, "_on_every_device", lambda x, mesh: x)
@@ -230,7 +230,7 @@ def test_latency_is_without_the_time_to_send(monkeypatch):
 
 
 def test_calibrate(monkeypatch):
-    """It measures, so only its shape is known: a link for each collective, a rate for each kernel, none negative."""
+    """It measures, so only the form is known: a link for each collective, a rate for each kernel, none negative."""
     for name, nbytes in (("MEDIUM", 1 << 12), ("LARGE", 1 << 14)):
         monkeypatch.setattr(calibrate, name, nbytes)
     monkeypatch.setattr(calibrate, "ROWS", 1 << 10)
@@ -253,7 +253,7 @@ def test_calibrate(monkeypatch):
 
 
 def test_simulation_extrapolates():
-    """From a profile of 8 workers, what 16 workers really have, within a tenth."""
+    """A profile of 8 workers predicts what 16 workers really have, within a tenth."""
     few, many = (zen.profile(jnp.asarray(zipf_gradients(n)), unit="row") for n in (8, 16))
     guessed, measured = for_workers(few, 16).leaves[""].units[8], many.leaves[""].units[8]
     for name in ("unions", "contiguous_push", "contiguous_pull"):

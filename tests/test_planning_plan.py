@@ -47,7 +47,7 @@ pytestmark = [pytest.mark.promoting, pytest.mark.usefixtures("coarse_ladder")]
     schemes=st.sets(st.sampled_from(zen.schemes.names())).map(lambda some: {"dense_ordered", *some}),
 )
 def test_nothing_is_faster_by_the_estimate(gbps, latency, schemes):
-    """A leaf by itself travels the fastest way there is; one in a bucket adds no more than that."""
+    """A leaf by itself travels in the fastest way; one in a bucket adds no more time than that."""
     cluster = zen.Cluster(N, inter_gbps=gbps, latency_us=latency)
     plan = zen.plan(PROFILE, cluster, schemes=schemes)
     for name, leaf in plan.leaves.items():
@@ -94,7 +94,7 @@ def test_bad_arguments(options, fragment):
 
 
 def test_the_order_of_a_set_decides_nothing():
-    """Processes hash strings differently; equals are chosen between in one order."""
+    """Processes hash strings differently, but ties are broken in one order."""
     schemes = ("dense_ordered", "auto", "zen", "agsparse")
     assert zen.plan(PROFILE, SLOW, schemes=set(schemes)) == zen.plan(PROFILE, SLOW, schemes=schemes[::-1])
 
@@ -132,7 +132,7 @@ def test_changes_no_bit(mode):
 
 @pytest.mark.parametrize("scheme", ["zen", "agsparse", "sparse_ps", "omnireduce"])
 def test_any_scheme_may_be_planned(scheme):
-    """Formats, units and capacities of every scheme in worker order reach it through the plan."""
+    """For every scheme in worker order, formats, units and capacities reach it through the plan."""
     table = {"table": jnp.asarray(GRADIENTS["table"])}
     profile = zen.profile(table, unit="row")
     plan = zen.plan(profile, zen.Cluster(N, inter_gbps=1e-3), schemes=("dense_ordered", scheme))
@@ -143,7 +143,7 @@ def test_any_scheme_may_be_planned(scheme):
 
 
 def test_a_plan_serves_the_parts_of_its_tree():
-    """As optax hands them to several `synchronize`, each with the others' leaves masked."""
+    """As optax passes them to several `synchronize`, each with the others' leaves masked."""
     labels = {"table": "rare", "full": "often", "bias": "often", "scale": "rare"}
     parts = {label: zen.synchronize(harness.AXIS, plan=PLAN) for label in ("rare", "often")}
     transform = optax.partition(parts, labels)
@@ -186,7 +186,7 @@ def test_autotune_compiles_twice_and_changes_no_bit():
     assert step.profile.steps == 2
     assert step.plan.leaves["table"].scheme in set(ORDERED) - {"dense_ordered"}
     assert float(optax.tree.get(state, "info")["table"].rounds[0]) == 1
-    # Gradients that outgrow the plan are seen, and lose nothing.
+    # Gradients that outgrow the plan are noticed, and lose nothing.
     drifted = table | {"table": sparse(np.random.default_rng(1), N, (1024, 256), 0.15, integers=False)}
     updates, state = step(drifted)
     assert_same_bits(updates["table"][0], oracle.ordered_sum(drifted["table"], N))
@@ -194,7 +194,7 @@ def test_autotune_compiles_twice_and_changes_no_bit():
 
 
 def test_autotune_with_value_and_grad():
-    """The other way to synchronise: under jit over a mesh, with the plan handed to value_and_grad."""
+    """The other way to synchronise: under jit over a mesh, with the plan passed to value_and_grad."""
     table, words = jnp.ones((8192, 32)), jnp.arange(N * 10)
     loss = lambda table, words: jnp.mean(table[words] ** 2)  # noqa: E731
     mesh = harness.mesh(N, "data")
@@ -229,7 +229,7 @@ def synchronizing_every_third(plan):
 
 
 def test_autotune_counts_the_steps_that_were_seen(monkeypatch):
-    """Not the calls; and where planning fails, no result is lost, nothing is donated, and the next call tries again."""
+    """Not the calls; if planning fails, no result is lost, nothing is donated, and the next call tries again."""
     table, plan = sparse(RNG, N, (64, 8), 0.1), autotune.plan
     step = zen.autotune(synchronizing_every_third, cluster=SLOW, steps=2)
 
@@ -256,7 +256,7 @@ def test_autotune_counts_the_steps_that_were_seen(monkeypatch):
 
 
 def test_autotune_among_processes_that_disagree(monkeypatch):
-    """Found out in the first call, before a step runs; a process by itself asks nobody."""
+    """Detected in the first call, before a step runs; a single process asks nobody."""
     ran = []
 
     def gather(text):
@@ -307,7 +307,7 @@ names = st.text(min_size=0, max_size=5)
 
 
 def leaf_plan(shape, dtype, scheme, unit, fused, **options):
-    """Of a unit that divides the columns, and if it is fused in a bucket of its kind."""
+    """A leaf plan whose unit divides the columns; if fused, in a bucket of its kind."""
     kinds = list(itertools.product(["float32", "bfloat16"], ["dense", "dense_ordered"]))
     bucket = kinds.index((dtype, scheme)) if fused and (dtype, scheme) in kinds else None
     return zen.LeafPlan(shape, dtype, scheme, math.gcd(unit, math.prod(shape[1:])), bucket=bucket, **options)

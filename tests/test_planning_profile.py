@@ -1,4 +1,4 @@
-"""Profiles say of gradients what NumPy counts in them, stacked or live in a training step."""
+"""Profiles report what NumPy counts in the gradients, stacked or live in a training step."""
 
 import itertools
 import json
@@ -84,7 +84,7 @@ def test_equals_numpy(n, shape, density):
 
 
 def test_float64_counts_exactly_without_x64():
-    """NumPy's, of which JAX would make float32 and zeros."""
+    """NumPy's float64, which JAX would turn into float32 and zeros."""
     stack = np.zeros((2, 20, 4))
     stack[:, :4], stack[:, 4], stack[:, 5] = 1e-60, np.nan, -0.0
     leaf = zen.profile(stack, unit="row", seed=SEED).leaves[""]
@@ -94,7 +94,7 @@ def test_float64_counts_exactly_without_x64():
 
 
 def test_units():
-    """Elements, rows, any number of columns that divides one; what was not measured is refused."""
+    """Elements, rows, any number of columns that divides a row; a unit that was not measured is refused."""
     stack = jnp.asarray(sparse(np.random.default_rng(0), 2, (20, 12), 0.2))
     for unit, width in {"element": 1, "row": 12, 4: 4}.items():
         leaf = zen.profile(stack, unit=unit, seed=SEED).leaves[""]
@@ -109,7 +109,7 @@ masks = st.lists(st.lists(st.booleans(), min_size=40, max_size=40), min_size=4, 
 
 @given(masks)
 def test_invariants(mask):
-    """1 <= densification(k) <= k and it grows ever slower; 1 <= skewness <= partitions; 0 <= overlap <= 1."""
+    """1 <= densification(k) <= k and it grows ever more slowly; 1 <= skewness <= partitions; 0 <= overlap <= 1."""
     unit = zen.profile(jnp.asarray(mask, jnp.float32), unit="element").leaves[""].at("element", 4)
     ratios = np.array([unit.densification(k) for k in range(1, 5)])
     assert (ratios >= 1 - 1e-9).all()
@@ -122,7 +122,7 @@ def test_invariants(mask):
 
 
 def test_steps_merge():
-    """Of several steps means, but the fullest message of all."""
+    """Several steps give means, but the fullest message of all."""
     rng = np.random.default_rng(0)
     steps = [sparse(rng, 3, (50, 8), density) for density in (0.1, 0.4)]
     both = zen.profile(*map(jnp.asarray, steps), unit="row", seed=SEED)
@@ -135,7 +135,7 @@ def test_steps_merge():
 
 
 def test_sample_of_a_large_leaf():
-    """A sample of a fifth of the units comes near the whole, in means and in messages that must fit."""
+    """A sample of an eighth of the units comes close to the whole, in means and in messages that must fit."""
     stack = jnp.asarray(sparse(np.random.default_rng(0), 2, (1 << 15, 4), 0.1, by_row=False))
 
     def worker(x):
@@ -153,7 +153,7 @@ def test_sample_of_a_large_leaf():
 
 
 def test_sample_of_neighbours(monkeypatch):
-    """Rows that are touched are often the first, and rows of 300 do not fill blocks of 256."""
+    """Touched rows are often the first ones, and rows of 300 do not fill blocks of 256."""
     n, rows = 2, 2000
     gradients = jnp.zeros((n, rows, 300)).at[:, : rows // 4].set(1.0)
     monkeypatch.setattr("zen_jax.planning.profiler.LIMIT", 1 << 9)
@@ -170,7 +170,7 @@ def test_sample_of_neighbours(monkeypatch):
 
 @pytest.mark.parametrize("mode", harness.MODES)
 def test_live(mode):
-    """Watched inside a step, large leaves have the profile that their stacked gradients have."""
+    """Watched inside a step, large leaves have the same profile as their stacked gradients."""
     n, rng = 4, np.random.default_rng(0)
     gradients = {"bias": sparse(rng, n, (7,), 1.0), "table": sparse(rng, n, (4096, 64), 0.05)}
     profiler = zen.Profiler()
@@ -185,7 +185,7 @@ def test_live(mode):
 
 
 def test_live_beside_a_model_axis():
-    """All devices report the fullest shard, once a step: processes that see different shards make one plan."""
+    """All devices report the fullest shard, once per step: processes that see different shards make one plan."""
     mesh = jax.make_mesh((2, 2), (harness.AXIS, "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
     shards = np.zeros((2, 2, 8192, 64), np.float32)
     shards[:, 0, :100], shards[:, 1, :800] = 1, 1
@@ -236,7 +236,7 @@ def test_live_in_parts():
 
 
 def test_a_step_of_all_leaves_is_one_of_some_of_them():
-    """Or a profiler whose first step took few would wait for more such steps for ever."""
+    """Otherwise a profiler whose first step had few leaves would wait for ever for more such steps."""
     profiler = zen.Profiler()
     transform = zen.synchronize(harness.AXIS, plan=profiler, scheme="dense")
     step = harness.spmd(lambda g: transform.update(g, None)[0], "vmap", 2)

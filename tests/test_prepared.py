@@ -1,4 +1,4 @@
-"""Prepared data sets train to the same bits, are read in part, and are refused where they do not fit."""
+"""Prepared data sets train to the same bits, are read in part, and are refused if they do not fit."""
 
 import sys
 from pathlib import Path

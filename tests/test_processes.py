@@ -1,4 +1,4 @@
-"""Processes that disagree, fail, are killed or get stuck end with an error that says so; what they trained goes on."""
+"""Processes that disagree, fail, are killed or get stuck end with an error that says so; their training can go on."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 TIMEOUT = 2  # seconds of the watch
 KILL, STOP = "os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getpid(), signal.SIGSTOP)"
 
-# A process that does nothing in the watch but its deed; watched processes need no JAX.
+# A process that only does its deed under the watch; watched processes need no JAX.
 WATCHED = """
 import ctypes, os, signal, sys, time
 from examples.common import watch
@@ -44,9 +44,9 @@ def program(deed: str, arrival: float = 20, delay: float = 0) -> list[str]:
 
 
 def watched(deeds: list[str], ranks: list[tuple[int, int]], arrival: float = 20, late: float = 0):
-    """(exit code, errors) of processes, each with its deed, count and index; of a stopped one none.
+    """(exit code, errors) of processes, each with its deed, count and index; none of a stopped one.
 
-    The last comes `late` seconds after the others.
+    The last one starts `late` seconds after the others.
     """
     coordinator, processes = f"localhost:{launch.free_ports()}", []
     try:
@@ -130,7 +130,7 @@ def test_a_failed_process_ends_the_others_and_says_why(tmp_path, capfd):
     assert "process 1 of 3 ended with exit code 1" in (error := capfd.readouterr().err) and "out of paper" in error
 
 
-# A process that takes its time to keep a checkpoint when it is told to end.
+# A process that takes its time to save a checkpoint when told to end.
 KEEPING = """
 import os, pathlib, signal, sys, time
 

@@ -48,7 +48,7 @@ def test_ids_that_int32_does_not_hold_name_no_row():
 
 
 def test_the_same_ids_on_every_worker():
-    """The info that they give counts as alike on all workers, too."""
+    """The resulting info counts as equal on all workers, too."""
     step = jax.shard_map(
         lambda rows: zen.synchronize("data").update(
             zen.RowSparseGradient.from_lookups(jnp.array([1, 4]), rows, num_rows=V), None
@@ -131,7 +131,7 @@ def test_gradients_leave_shard_map_and_lie_on_explicit_meshes():
 @pytest.mark.parametrize("ids", [[3, 8, V], [3]])
 @pytest.mark.parametrize("factor", [0, -1, 2])
 def test_ids_that_a_schedule_has_scaled_train_no_row(factor, ids):
-    """`optax.scale_by_schedule` casts its factor to int32 and multiplies the ids with it."""
+    """`optax.scale_by_schedule` casts its factor to int32 and multiplies the ids by it."""
     ids = jnp.array(ids, jnp.int32)
     gradient = zen.RowSparseGradient(ids, jnp.ones((ids.size, D)), V)
     scaled = jax.tree.map(lambda x: jnp.array(factor, x.dtype) * x, gradient)
@@ -234,7 +234,7 @@ def test_one_worker_and_no_lookups():
 @pytest.mark.parametrize("rows,columns", [(0, D), (V, 0), (0, 0)])
 @pytest.mark.parametrize("mode", ["vmap", "shard_map"])
 def test_empty_tables(rows, columns, mode):
-    """Though every worker looks other ids up."""
+    """Even though every worker looks up different ids."""
     ids = RNG.integers(0, V, (N, K)).astype(np.int32)
     gradient, _ = reduce_stack(ids, integers(N, K, columns), rows, mode)
     assert gradient.ids.shape == (N, 0) and gradient.rows.shape == (N, 0, columns)
@@ -242,7 +242,7 @@ def test_empty_tables(rows, columns, mode):
 
 
 def test_state_keeps_its_structure():
-    """From init, which sees tables, over updates, which see rows; with a plan as well."""
+    """From init, which sees tables, through updates, which see rows; also with a plan."""
     params = {"large": jnp.zeros((3000, 100)), "small": jnp.zeros((V, D)), "bias": jnp.zeros(3)}
     ids, rows = jnp.arange(N, dtype=jnp.int32)[:, None], jnp.ones((N, 1, 100))
     plan = zen.Plan(N, {name: zen.LeafPlan(leaf.shape, "float32") for name, leaf in params.items()})

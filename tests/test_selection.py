@@ -1,4 +1,4 @@
-"""The largest elements, found by counting: exactly k of them, the first of equals, with and without a sample."""
+"""The largest elements, found by counting: exactly k of them, the first of equal ones, with and without a sample."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -47,7 +47,7 @@ LARGE = selection.SAMPLED + 77
     ids=lambda spread: spread[0],
 )
 def test_a_sample_misleads_nobody(spread):
-    """Above the size from which a sample is taken, the answer is the same; with slack, it is within it."""
+    """Above the size from which a sample is taken, the answer is the same; with slack, it stays within the slack."""
     x = spread[1](normal(LARGE))
     for k in (1, 66, 6561, LARGE):
         marked = np.asarray(largest(x, k, k))

@@ -1,4 +1,4 @@
-"""The fused path, from sparsifier to the wire as a list: its kernels, and that nothing differs from the dense path."""
+"""The fused path, a list from sparsifier to wire: its kernels, and that nothing differs from the dense path."""
 
 import functools
 import importlib
@@ -30,7 +30,7 @@ every_sparsifier = pytest.mark.parametrize("name", SPARSIFIERS)
 
 
 def listed(x, room):
-    """The non-zero elements of x as a list with `room`, the rest of it filled with what must not be read."""
+    """The non-zero elements of x as a list with `room`, the rest filled with what must not be read."""
     found = np.flatnonzero(x)
     indices, values = np.full(room, -7, np.int32), np.full(room, np.nan, x.dtype)
     indices[: found.size], values[: found.size] = found[:room], x[found[:room]]
@@ -39,7 +39,7 @@ def listed(x, room):
 
 @functools.cache
 def partition_coo(n, capacity):
-    """Whatever this machine takes, and pure JAX."""
+    """The lowering that this machine uses, and pure JAX."""
     reference = importlib.import_module("zen_jax.kernels.partition_coo").reference
     return [jax.jit(functools.partial(run, n=n, capacity=capacity)) for run in (zen.kernels.partition_coo, reference)]
 
@@ -167,7 +167,7 @@ REDUCTIONS = {
 @pytest.mark.parametrize("options", REDUCTIONS.values(), ids=REDUCTIONS.keys())
 @pytest.mark.parametrize("n", [1, 3])
 def test_all_reduce_of_lists(options, n):
-    """With room for few, where no dense branch is needed, and for all; bitwise as of arrays."""
+    """With room for few, where no dense branch is needed, and for all; bitwise as for arrays."""
     stack = np.where(np.random.default_rng(0).random((n, 40, 60)) < 0.05, normal((n, 40, 60)), 0).astype(np.float32)
     expected = harness.all_reduce("vmap", n, **options)(stack)
     for room in (200, 2400):
@@ -216,7 +216,7 @@ def planned(dtype="float32", shape=SHAPE):
 
 
 def trained(name, mode, compact, dtype="float32", shape=SHAPE, steps=2, poison=None, in_plan=False, **options):
-    """Updates of every step and the state after it, of every worker."""
+    """Updates of every step and the state after it, for every worker."""
     options |= {"plan": planned(dtype, shape)} if in_plan else {}
     chain = optax.chain(SPARSIFIERS[name](compact=compact), zen.synchronize(harness.AXIS, **options))
     state = chain.init({"w": jnp.zeros(shape, FLOATS[dtype]), "b": jnp.zeros(9, FLOATS[dtype])})[0]
@@ -269,7 +269,7 @@ def test_fused_is_unfused_however_it_travels(options):
 
 @every_sparsifier
 def test_more_that_is_not_finite_than_the_list_holds(name):
-    """The first go, so that all workers see it; residual and velocity are finite, and as they are unfused."""
+    """The first are sent, so that all workers see it; residual and velocity are finite, and the same as unfused."""
     options = {"steps": 1, "poison": slice(None), "dense_below": 1 << 30}
     [(fused, state)], [(unfused, other)] = (trained(name, "vmap", compact, **options) for compact in (True, False))
     assert not np.isfinite(unfused["w"]).any()
@@ -302,7 +302,7 @@ def test_hierarchy():
 
 @every_sparsifier
 def test_nothing_dense_is_made(name):
-    """Beside the state, which is overwritten, a step makes the list and little else."""
+    """Besides the state, which is overwritten, a step makes the list and little else."""
     if not zen.backend_info()["cpu"].startswith("custom calls"):
         pytest.skip("pure JAX lists what it has sent as an array")
     sparsifier = SPARSIFIERS[name](compact=True)
@@ -345,7 +345,7 @@ def test_changed_indices_are_refused():
 @pytest.mark.parametrize("factor", [0, -1, 2])
 @pytest.mark.parametrize("scheme", ["zen", "agsparse", "dense"])
 def test_indices_that_a_schedule_has_scaled_lose_nothing_unseen(factor, scheme):
-    """`optax.scale_by_schedule` casts its factor to int32 and multiplies indices and count with it."""
+    """`optax.scale_by_schedule` casts its factor to int32 and multiplies indices and count by it."""
     gradient = zen.SparseGradient(jnp.array([1, 4, 7], jnp.int32), jnp.ones(3), jnp.int32(3), (9,))
     scaled = jax.tree.map(lambda x: jnp.array(factor, x.dtype) * x, gradient)
     worker = lambda _: zen.all_reduce(scaled, harness.AXIS, scheme=scheme)  # noqa: E731

@@ -1,4 +1,4 @@
-"""Sparsifiers: nothing is lost, as many elements go as were asked for, and models train as they do dense."""
+"""Sparsifiers: nothing is lost, as many elements are sent as asked for, and models train as with dense gradients."""
 
 import functools
 import io
@@ -33,7 +33,7 @@ def update(name):
 
 
 def incoming(gradient, state):
-    """What the update must split, computed as float arithmetic does it: last residual + gradient (or velocity)."""
+    """What the update must split, in the same float arithmetic: last residual + gradient (or velocity)."""
     kind = state.residual.dtype.type
     gradient = np.asarray(gradient).astype(kind)
     if isinstance(state, zen.DgcState):
@@ -70,7 +70,7 @@ VALUES = st.one_of(
 @every_sparsifier
 @hypothesis.given(st.lists(VALUES, min_size=60, max_size=60), st.lists(VALUES, min_size=60, max_size=60))
 def test_nothing_is_lost_whatever_comes(name, first, second):
-    """Ties, zeros and any magnitudes: every element is either sent or kept, as it came."""
+    """Ties, zeros and any magnitudes: every element is either sent or kept, unchanged."""
     state = SPARSIFIERS[name].init(jnp.zeros((6, 10)))
     for values in (first, second):
         gradient = np.array(values, np.float32).reshape(6, 10)
@@ -84,7 +84,7 @@ def test_nothing_is_lost_whatever_comes(name, first, second):
 @every_sparsifier
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_sent_at_once(name, poison):
-    """It shows in the update of its step, and no state remembers it."""
+    """It appears in the update of its step, and no state remembers it."""
     state = SPARSIFIERS[name].init(jnp.zeros((40, 9)))
     gradient = normal((40, 9))
     poisoned = gradient.copy()
@@ -98,7 +98,7 @@ def test_what_is_not_finite_is_sent_at_once(name, poison):
 
 @every_sparsifier
 def test_float16_overflow_stays_in_the_residual(name):
-    """What is too large to be sent in 16 bits is sent in as many steps as it takes."""
+    """A value too large to be sent in 16 bits is sent in as many steps as it takes."""
     state = SPARSIFIERS[name].init(jnp.zeros((2, 1), jnp.float16))
     state = state._replace(residual=jnp.full((2, 1), 1e5, jnp.float32))
     if name == "random_k":
@@ -149,7 +149,7 @@ def test_numbers_are_leaves(name):
 
 @every_sparsifier
 def test_state_survives_a_checkpoint(name):
-    """Saved and loaded as plain NumPy arrays, it goes on with the same bits."""
+    """Saved and loaded as plain NumPy arrays, it continues with the same bits."""
     state = SPARSIFIERS[name].init(jnp.zeros((40, 9)))
     for step in range(2):
         _, state = update(name)(normal((40, 9), step), state)

@@ -1,4 +1,4 @@
-"""The optax transformation: alone and in chain, MultiSteps and masked, on trees of every kind."""
+"""The optax transformation: alone and in a chain, MultiSteps and masked, on trees of every kind."""
 
 import itertools
 from dataclasses import replace
@@ -50,7 +50,7 @@ def test_mean_of_every_leaf(mode):
 @pytest.mark.parametrize("scheme", zen.schemes.names())
 def test_schemes_and_sums(scheme):
     gradients = jax.tree.map(lambda g: np.round(g * 4), GRADIENTS)
-    # Of what is fused, all schemes but dense make dense_ordered.
+    # All schemes but dense send fused leaves by dense_ordered.
     for dense_below in (0, 200, 1 << 20) if scheme in ("zen", "dense") else (0,):
         transform = zen.synchronize(harness.AXIS, op="sum", scheme=scheme, dense_below=dense_below)
         updates, _ = step(transform, gradients)
@@ -76,7 +76,7 @@ def test_buckets_of_small_leaves(bucket_bytes, count):
 
 
 def test_a_plan_that_fuses_otherwise_keeps_the_structure_of_the_state():
-    """Or a step would compile anew, and `scan` and `optax.MultiSteps` refuse it."""
+    """Otherwise a step would recompile, and `scan` and `optax.MultiSteps` would refuse it."""
     gradients = dict(zip("ab", RNG.normal(size=(2, N, 4, 3)).astype(np.float32), strict=True))
     params = jax.tree.map(lambda g: g[0], gradients)
     leaf = zen.LeafPlan((4, 3), "float32", "dense_ordered")
@@ -94,7 +94,7 @@ def test_a_plan_that_fuses_otherwise_keeps_the_structure_of_the_state():
 
 
 def test_fused_leaves_stay_copies_beside_shards_of_a_model_axis():
-    """check_vma takes what is alike on the model axis for alike, though a leaf of its bucket is not."""
+    """check_vma accepts a leaf as equal along the model axis, though another leaf of its bucket is not."""
     spec = jax.sharding.PartitionSpec
     mesh = jax.make_mesh(
         (2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:4]
@@ -135,7 +135,7 @@ def test_numbers_are_leaves():
 
 
 def test_state_is_plain_arrays():
-    """The state saves, jits and keeps its structure from init over every step."""
+    """The state can be saved and jitted, and keeps its structure from init through every step."""
     transform = zen.synchronize(harness.AXIS, dense_below=200)
     fresh = transform.init(PARAMS)
     _, state = step(transform, GRADIENTS)
@@ -151,7 +151,7 @@ def test_state_is_plain_arrays():
 
 
 def test_gradients_narrower_than_their_parameters():
-    """What is fused is so by the parameters, and the state keeps its structure."""
+    """The parameters decide what is fused, and the state keeps its structure."""
     params = {"large": jnp.zeros((100, 4)), "small": jnp.zeros(3)}
     gradients = {name: np.ones((N, *leaf.shape), jnp.bfloat16) for name, leaf in params.items()}
     transform = zen.synchronize(harness.AXIS, dense_below=params["large"].nbytes)
@@ -200,7 +200,7 @@ def test_multi_steps(mode):
 
 
 def test_masked():
-    """Under optax.masked it sees MaskedNodes, leaves them alone, and what is masked out stays local."""
+    """Under optax.masked it sees MaskedNodes, leaves them alone, and masked-out leaves stay local."""
     mask = {"embed": True, "out": False, "scale": True, "empty": True}
     transform = optax.masked(zen.synchronize(harness.AXIS, dense_below=200), mask)
     updates, state = step(transform, GRADIENTS)
@@ -212,7 +212,7 @@ def test_masked():
 
 
 def test_partition_of_leaves():
-    """optax.partition: sparse leaves by zen, the others by psum."""
+    """optax.partition: sparse leaves by zen, the others dense."""
     labels = {"embed": "sparse", "out": "dense", "scale": "dense", "empty": "dense"}
     transform = optax.partition(
         {
@@ -226,7 +226,7 @@ def test_partition_of_leaves():
 
 # --- plans ------------------------------------------------------------------------------------------------------
 
-SLOW = zen.Cluster(N, inter_gbps=0.01)  # so slow that bytes decide, even of gradients as small as these
+SLOW = zen.Cluster(N, inter_gbps=0.01)  # so slow that bytes decide, even for gradients as small as these
 
 
 def test_plan():

@@ -153,7 +153,7 @@ def test_lookups_are_of_the_first_argument():
 
 
 def test_several_axes():
-    """As a tuple, which `all_reduce` and `synchronize` take too."""
+    """As a tuple, which `all_reduce` and `synchronize` also take."""
     axes = ("replica", "data")
     mesh = jax.make_mesh((2, 2), axes, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
     step = zen.value_and_grad(loss, mesh=mesh, axis_name=axes, scheme="zen", dense_below=0)

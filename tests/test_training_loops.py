@@ -1,4 +1,4 @@
-"""Loops as users write them: every one trains with zen to the bit as with a dense sum in worker order."""
+"""Loops as users write them: each trains with zen bitwise as with a dense sum in worker order."""
 
 import harness
 import jax
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.promoting  # optax.adam promotes dtypes
 N, STEPS, ROWS, WIDTH = 4, 3, 203, 8
 AXIS = harness.AXIS
 RNG = np.random.default_rng(0)
-TOKENS = jnp.asarray(RNG.integers(0, ROWS, (STEPS, N, 2, 6)).astype(np.int32))  # two examples a worker and step
+TOKENS = jnp.asarray(RNG.integers(0, ROWS, (STEPS, N, 2, 6)).astype(np.int32))  # two examples per worker and step
 PARAMS = {
     "table": jnp.asarray(RNG.normal(size=(ROWS, WIDTH)).astype(np.float32)),
     "w": jnp.asarray(RNG.normal(size=(WIDTH,)).astype(np.float32)),
@@ -52,7 +52,7 @@ def stepper(optimizer, gradients=GRADIENT):
 
 
 def run(step, optimizer, params=PARAMS):
-    params = jax.tree.map(jnp.array, params)  # of its own, for loops that donate it
+    params = jax.tree.map(jnp.array, params)  # a copy, for loops that donate it
     state = optimizer.init(params)
     for tokens in TOKENS:
         params, state = step(params, state, tokens)
@@ -72,7 +72,7 @@ def rematerialised(optimizer):
 
 
 def scanned(optimizer):
-    """All steps are one program: parameters, optimizer and info are what lax.scan carries."""
+    """All steps are one program: lax.scan carries parameters, optimizer and info."""
 
     def loop(params, state, tokens):
         body = lambda carry, tokens: (stepper(optimizer)(*carry, tokens), None)  # noqa: E731
@@ -82,7 +82,7 @@ def scanned(optimizer):
 
 
 def accumulated(optimizer):
-    """Gradients of one example at a time add up before they are synchronised."""
+    """Gradients are summed one example at a time before they are synchronised."""
 
     def gradients(params, tokens):
         add = lambda total, example: (jax.tree.map(jnp.add, total, jax.grad(loss)(params, example[None])), None)  # noqa: E731
@@ -112,7 +112,7 @@ def bfloat16_throughout(optimizer):
 
 
 def tensor_parallel(optimizer):
-    """Tables cut by columns over a model axis: shards are synchronised over the workers alone."""
+    """Tables split by columns over a model axis: shards are synchronised only over the workers."""
     mesh = jax.make_mesh((N, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[: 2 * N])
     shards = {"table": PartitionSpec(None, "model"), "w": PartitionSpec("model")}
     state_specs = jax.tree.map(
@@ -125,7 +125,7 @@ def tensor_parallel(optimizer):
         return jnp.mean((lax.psum(hidden @ params["w"], "model") - 1) ** 2)
 
     def gradients(params, tokens):
-        # Without check_vma the transpose of psum is psum: each shard's gradient arrives times the number of shards.
+        # Without check_vma the transpose of psum is psum: each shard's gradient is scaled by the number of shards.
         return jax.tree.map(lambda g: g / 2, jax.grad(shard_loss)(params, tokens))
 
     mapped = lambda params, state, tokens: stepper(optimizer, gradients)(params, state, tokens[0])  # noqa: E731
@@ -153,7 +153,7 @@ def test_zen_changes_no_bit(loop, expected):
     for name, leaf in actual.items():
         assert (np.asarray(leaf) == np.asarray(dense[name])).all(), name
         if loop in (mixed_precision, bfloat16_throughout):
-            # Adam turns the last bit of a small gradient into a whole step: 16-bit loops only go the same way.
+            # Adam turns the last bit of a small gradient into a whole step: 16-bit loops only move the same way.
             moved, right = ((np.asarray(end, np.float32) - PARAMS[name]).ravel() for end in (leaf, expected[name]))
             assert moved @ right > 0.9 * np.linalg.norm(moved) * np.linalg.norm(right), name
         else:
@@ -162,7 +162,7 @@ def test_zen_changes_no_bit(loop, expected):
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_sparcml_beside_an_axis_whose_devices_would_branch_differently(check_vma):
-    """All devices of a program take one branch, for a permute waits for all of them."""
+    """All devices of a program take one branch, because a permute waits for all of them."""
     mesh = jax.make_mesh((N, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[: 2 * N])
     gradients = RNG.integers(-3, 4, (N, 2, ROWS, WIDTH)).astype(np.float32)
     gradients[:, 1] *= RNG.random((N, ROWS, 1)) < 0.01  # one shard of the model is dense, the other sparse
@@ -175,7 +175,7 @@ def test_sparcml_beside_an_axis_whose_devices_would_branch_differently(check_vma
 
 
 def test_dynamic_loss_scaling_skips_a_step_on_all_workers():
-    """One worker overflows in float16; behind synchronize all see it, halve the scale and keep their parameters."""
+    """One worker overflows in float16; after synchronize all see it, halve the scale and keep their parameters."""
 
     def step(params, state, tokens):
         inner, scale = state

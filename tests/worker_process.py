@@ -39,7 +39,7 @@ def main(address, count, rank, *chosen):
 
 
 def check_schemes(spmd, psum, count, chosen):
-    """Sums have the bits of psum and of NumPy, and each scheme took the ways that it has; the digest of all results."""
+    """Sums have the bits of psum and NumPy, and each scheme took all its paths; returns the digest of all results."""
     import oracle
     from cases import assert_same_bits, structured
 
@@ -68,14 +68,14 @@ def check_schemes(spmd, psum, count, chosen):
                 for field in info:
                     digest.update(field.tobytes())
         assert ("capacity" in options) == (len(rounds - {0.0, 1.0}) > 0), f"{scheme}: {rounds}"
-        # Those that may go dense must have gone both ways, or one was not tested.
+        # Schemes that may go dense must have gone both ways, or one way was not tested.
         ways = {1.0} if scheme in always_dense else {0.0, 1.0} if scheme in sometimes_dense else {0.0}
         assert dense_taken == ways, f"{scheme}: {dense_taken}"
     return digest.hexdigest()
 
 
 def check_bfloat16(spmd, psum, count):
-    """XLA on CPUs would widen what collectives move of 16-bit floats: these schemes send integers in their place."""
+    """XLA on CPUs would widen 16-bit floats in collectives: these schemes send integers instead."""
     from cases import assert_same_bits, structured
 
     import zen_jax as zen

@@ -1,4 +1,4 @@
-// The attributes of the custom calls, on either platform: a handler whose parameter has one of these types is given the
+// The attributes of the custom calls on both platforms: a handler parameter of one of these types receives the
 // attribute of that name.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What a native module exposes, written once for nanobind and pybind11: both call the same things the same way.
+// What a native module exposes, written once for nanobind and pybind11, whose APIs agree on all that is used here.
 #pragma once
 
 #include <utility>
@@ -17,7 +17,7 @@
 
 namespace zen {
 
-// Dict and Capsule are the binding library's types; a capsule without a name is what jax.ffi.register_ffi_target takes.
+// Dict and Capsule are the binding library's types; jax.ffi.register_ffi_target takes a capsule without a name.
 template <typename Dict, typename Capsule>
 Dict registrations_dict() {
   Dict dict;

@@ -1,4 +1,4 @@
-// The first complaint about the buffers and attributes of a custom call.
+// Checks the buffers and attributes of a custom call, up to the first complaint.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ inline bool is_float(ffi::DataType type) {
   return type == ffi::F32 || type == ffi::F64 || type == ffi::F16 || type == ffi::BF16;
 }
 
-// Collects the first complaint about one call's buffers. Every buffer has the leading dimensions of the first.
+// Keeps the first complaint about one call's buffers. All buffers share the leading dimensions of the first.
 class Checker {
  public:
   explicit Checker(const char* target) : target_(target) {}
@@ -49,7 +49,7 @@ class Checker {
   const ffi::Error& error() const { return error_; }
   int64_t batch() const { return product(leading_); }
 
-  // The first buffer: its last `rank` dimensions are its own, those before them are everyone's.
+  // The first buffer: its last `rank` dimensions are its own; all buffers share those before them.
   Dims first(const char* name, ffi::AnyBuffer buffer, size_t rank) {
     const Dims dims = dims_of(buffer);
     if (dims.size() < rank) {

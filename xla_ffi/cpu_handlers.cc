@@ -24,7 +24,7 @@
 
 namespace zen {
 
-// XLA's, as a type of our own: a later XLA may come with a binding of its own type.
+// XLA's pool as a type of our own: a later XLA may bring a binding for its own type.
 struct Pool : xla::ffi::ThreadPool {
   Pool(xla::ffi::ThreadPool pool) : ThreadPool(pool) {}  // NOLINT
 };
@@ -183,7 +183,7 @@ ffi::Error pack_handler(Pool pool, ffi::AnyBuffer head, ffi::AnyBuffer positions
   });
 }
 
-// The binding of a call with any number of results is not inferred.
+// BindTo does not infer the binding of a call with any number of results.
 XLA_FFI_Error* call_pack(XLA_FFI_CallFrame* frame) {
   static const auto* const handler = ffi::Ffi::Bind()
                                          .Ctx<ffi::ThreadPool>()
@@ -228,7 +228,7 @@ ffi::Error hierarchical_hash_handler(Pool pool, ffi::AnyBuffer indices, Result m
   });
 }
 
-// Without velocities, and with no place for what is sent.
+// Without velocities, and without an array for what is sent.
 template <typename Update>
 FeedbackArrays<Update> arrays_of(ffi::AnyBuffer update, ffi::AnyBuffer residual, Result new_residual) {
   using T = Accumulator<Update>;

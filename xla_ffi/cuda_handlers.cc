@@ -182,7 +182,7 @@ ffi::Error list_largest_handler(cudaStream_t stream, ffi::AnyBuffer update, ffi:
               *chunks);
 }
 
-// XLA may capture what the function enqueues in a graph.
+// A handler whose enqueued work XLA may capture in a graph.
 template <auto kFunction>
 constexpr auto* kCapturable = call<kFunction, ffi::Traits::kCmdBufferCompatible>;
 

@@ -15,7 +15,7 @@ struct Registration {
 
 const std::vector<Registration>& registrations();
 
-// A function as an XLA FFI handler; the types of its parameters say what each is bound to, in the order of the call.
+// A function as an XLA FFI handler; its parameter types say what each parameter is bound to, in the order of the call.
 template <auto kFunction, xla::ffi::Traits... kTraits>
 XLA_FFI_Error* call(XLA_FFI_CallFrame* frame) {
   static const auto* const handler = xla::ffi::Ffi::BindTo(kFunction, {kTraits...}).release();

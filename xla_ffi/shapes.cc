@@ -9,7 +9,7 @@
 namespace zen {
 namespace {
 
-// What every kind of error feedback has. Returns the dimensions of a gradient, which has `rank` of them.
+// Checks what every kind of error feedback has. Returns the `rank` dimensions of a gradient.
 Dims check_feedback(Checker& check, ffi::AnyBuffer update, int64_t rank, ffi::AnyBuffer residual,
                     ffi::AnyBuffer new_residual) {
   check.in_range("rank", rank, 0, kMaxRank);
@@ -30,7 +30,7 @@ void check_sent(Checker& check, ffi::AnyBuffer sent, ffi::AnyBuffer update, cons
   check.shape("sent", sent, dims);
 }
 
-// What sending the largest has beside.
+// Checks what sending the largest has in addition.
 void check_largest(Checker& check, const Dims& dims, ffi::AnyBuffer residual, ffi::AnyBuffer velocity,
                    ffi::AnyBuffer scale, ffi::AnyBuffer bounds, int64_t chunks, ffi::AnyBuffer new_velocity) {
   check.dtype("velocity", velocity, residual.element_type());
@@ -51,7 +51,7 @@ struct Inbox {
   int64_t width;
 };
 
-// What every kernel that sums the workers' messages has.
+// Checks what every kernel that sums the workers' messages has.
 Inbox check_inbox(Checker& check, ffi::AnyBuffer positions, ffi::AnyBuffer values, ffi::AnyBuffer counts,
                   int64_t divisor) {
   const Dims bucket = check.first("positions", positions, 2);
@@ -71,7 +71,7 @@ int64_t unit_bytes(int64_t width, ffi::AnyBuffer values) {
   return width * static_cast<int64_t>(ffi::ByteWidth(values.element_type()));
 }
 
-// What messages are made of, with room for all that the buckets hold: n of them, or one list that they share.
+// Checks the parts of messages, with room for all that the buckets hold: n buckets, or one list that they share.
 MessageProblem check_parts(Checker& check, int64_t n, int64_t head_words, ffi::AnyBuffer head, ffi::AnyBuffer positions,
                            ffi::AnyBuffer values, bool joinable) {
   const Dims units = check.trailing("values", values, 3);

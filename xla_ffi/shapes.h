@@ -1,6 +1,5 @@
-// What the FFI handlers of both platforms do with buffers: typed data, and checks of shapes and dtypes. Each check
-// returns the sizes of the call, or an InvalidArgument error that names the buffer, its shape and the shape it should
-// have.
+// How the FFI handlers of both platforms use buffers: typed data, and checks of shapes and dtypes. Each check returns
+// the sizes of the call, or an InvalidArgument error that names the buffer, its shape and the expected shape.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +43,7 @@ ffi::ErrorOr<EncodeProblem> check_encode(ffi::AnyBuffer shard, ffi::AnyBuffer wo
 
 ffi::ErrorOr<DecodeProblem> check_decode(ffi::AnyBuffer words, ffi::AnyBuffer values, ffi::AnyBuffer out);
 
-// `messages` has one for each bucket.
+// `messages` holds one message for each bucket.
 ffi::ErrorOr<MessageProblem> check_pack(ffi::AnyBuffer head, ffi::AnyBuffer positions, ffi::AnyBuffer values,
                                         ffi::AnyBuffer counts, int64_t capacity,
                                         const std::vector<ffi::AnyBuffer>& messages);
@@ -59,7 +58,7 @@ ffi::ErrorOr<HierarchicalHashProblem> check_hierarchical_hash(ffi::AnyBuffer ind
                                                               int64_t k, ffi::AnyBuffer memory, ffi::AnyBuffer counts,
                                                               ffi::AnyBuffer overflow);
 
-// Gradients have `rank` dimensions; those before are everyone's.
+// A gradient has `rank` dimensions; all buffers share those before them.
 ffi::ErrorOr<FeedbackProblem> check_send_largest(ffi::AnyBuffer update, int64_t rank,
                                                  ffi::AnyBuffer residual, ffi::AnyBuffer velocity, ffi::AnyBuffer scale,
                                                  ffi::AnyBuffer bounds, int64_t chunks, ffi::AnyBuffer sent,

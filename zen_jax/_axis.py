@@ -1,4 +1,4 @@
-"""Collectives under a named axis, alike in shard_map (check_vma on or off), pmap and vmap."""
+"""Collectives over a named axis, which behave alike in shard_map (check_vma on or off), pmap and vmap."""
 
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -17,9 +17,9 @@ from zen_jax._typing import Array, AxisName
 
 
 def axis_names(axis_name: AxisName, argument: str = "axis_name") -> tuple:
-    """The names in an axis, or a ValueError for what cannot be one."""
+    """The names in an axis; raises a ValueError for anything that cannot be one."""
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-    # To JAX integers are positions: of dimensions, not of axes.
+    # JAX reads integers as positions of dimensions, not as named axes.
     named = all(isinstance(name, Hashable) and not isinstance(name, int) for name in names)
     if not named or len(set(names)) < len(names):
         raise ValueError(f"{argument}={axis_name!r} is no axis. Give a name, or several different ones as a tuple.")
@@ -27,7 +27,7 @@ def axis_names(axis_name: AxisName, argument: str = "axis_name") -> tuple:
 
 
 def joined(axis_name: AxisName, intra_axis: AxisName | None) -> AxisName:
-    """The axis of all devices: by machine, and inside each by device. A ValueError where both are one."""
+    """The axis of all devices, by machine and then by device. Raises a ValueError if the two axes overlap."""
     outer = axis_names(axis_name)
     if intra_axis is None:
         return axis_name
@@ -41,7 +41,7 @@ def joined(axis_name: AxisName, intra_axis: AxisName | None) -> AxisName:
 
 
 def axis_size(axis_name: AxisName, argument: str = "axis_name") -> int:
-    """Number of workers n, or a ValueError where the axis is not bound or no collective could take it."""
+    """Number of workers n; raises a ValueError if the axis is not bound or no collective could take it."""
     names = axis_names(axis_name, argument)
     try:
         n = lax.axis_size(axis_name)
@@ -58,7 +58,7 @@ def axis_size(axis_name: AxisName, argument: str = "axis_name") -> int:
 
 
 def mesh_size(mesh: Mesh, axis_name: AxisName, argument: str = "axis_name") -> int:
-    """Number of workers along an axis of a mesh, or a ValueError where the mesh lacks it."""
+    """Number of workers along an axis of a mesh; raises a ValueError if the mesh lacks it."""
     names = axis_names(axis_name, argument)
     for name in names:
         errors.check_choice(argument, name, tuple(mesh.shape))
@@ -66,7 +66,7 @@ def mesh_size(mesh: Mesh, axis_name: AxisName, argument: str = "axis_name") -> i
 
 
 def _is_manual(axis_name: AxisName) -> bool:
-    """Whether the axes are those of an enclosing shard_map."""
+    """Whether the axes belong to an enclosing shard_map."""
     manual = jax.sharding.get_abstract_mesh().manual_axes
     return all(axis in manual for axis in axis_names(axis_name))
 
@@ -96,7 +96,7 @@ def check_not_reduced(name: str, x: Array, axis_name: AxisName) -> None:
 
 
 def check_not_sharded(name: str, x: Array) -> None:
-    """Refuses a gradient that lies in shards along an Explicit axis, which zen would have to gather on every worker."""
+    """Refuses a gradient sharded along an Explicit axis, which zen would have to gather on every worker."""
     sharded = [axis for axis in jax.typeof(x).sharding.spec if axis is not None]
     if sharded:
         raise ValueError(
@@ -111,10 +111,10 @@ def beside(axis_name: AxisName) -> tuple:
 
 
 def largest_beside(x: Array, axis_name: AxisName) -> Array:
-    """x as the largest over all other axes of an enclosing shard_map: what all devices of the program agree on."""
+    """The maximum of x over all other axes of an enclosing shard_map, on which all devices of the program agree."""
 
     def may_vary(axis: str) -> bool:
-        # Without check_vma nothing is known to vary; with it shard_map refuses a pmax of what does not.
+        # Without check_vma nothing is known to vary; with it, shard_map refuses a pmax of a value that does not.
         tracked = axis in varying(lax.axis_index(axis))
         return axis in varying(x) or not tracked
 
@@ -123,24 +123,24 @@ def largest_beside(x: Array, axis_name: AxisName) -> Array:
 
 
 def all_gather(x: Array, axis_name: AxisName) -> Array:
-    """[...] to [n, ...], the same on every worker and typed so where shard_map tracks it."""
+    """[...] to [n, ...], the same on every worker and typed as such where shard_map tracks it."""
     tracked = any(axis in varying(lax.axis_index(axis)) for axis in axis_names(axis_name))
     to = "invarying" if tracked else "varying"
     return _bytes_sent(lambda x: lax.all_gather(x, axis_name, to=to), x)
 
 
 def all_to_all(x: Array, axis_name: AxisName) -> Array:
-    """Row i of x [n, ...] goes to worker i; row i of the result came from worker i."""
+    """Sends row i of x [n, ...] to worker i; row i of the result comes from worker i."""
     if not _is_manual(axis_name):
-        # Of what is the same for all of vmap's workers, JAX makes an array of another shape.
+        # Given a value that is the same for all of vmap's workers, JAX returns an array of another shape.
         x = jnp.where(lax.axis_index(axis_name) >= 0, x, x)
     return _bytes_sent(lambda x: lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0), x)
 
 
 def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> Array:
-    """Sends x from source to target of each pair; what workers receive that are no target is unspecified."""
+    """Sends x from source to target of each pair; workers that are not a target receive unspecified values."""
     if not _is_manual(axis_name):
-        # vmap, where nothing travels, takes whole permutations only.
+        # vmap, where nothing is sent, only accepts full permutations.
         workers = range(axis_size(axis_name))
         sources, targets = ([pair[end] for pair in pairs] for end in (0, 1))
         idle = zip(sorted(set(workers) - set(sources)), sorted(set(workers) - set(targets)), strict=True)
@@ -151,7 +151,7 @@ def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> 
 
 
 def _in_mesh_order(names: tuple, pairs: Sequence[tuple[int, int]]) -> tuple[tuple, list[tuple[int, int]]]:
-    """Several axes as the mesh has them, and pairs by it: all but ppermute number workers by the order of the names."""
+    """Several axes in mesh order, pairs renumbered to match: all but ppermute number workers in the order of names."""
     ordered = tuple(axis for axis in jax.sharding.get_abstract_mesh().axis_names if axis in names)
     sizes = [lax.axis_size(name) for name in names]
     workers = np.arange(math.prod(sizes)).reshape(sizes).transpose([names.index(axis) for axis in ordered])
@@ -160,22 +160,22 @@ def _in_mesh_order(names: tuple, pairs: Sequence[tuple[int, int]]) -> tuple[tupl
 
 
 def _bytes_sent(collective: Callable[[Array], Array], x: Array) -> Array:
-    """`collective(x)`, with bfloat16 as integers: XLA on CPUs would send it as float32."""
+    """`collective(x)`, with bfloat16 sent as integers: XLA on CPUs would send it as float32."""
     if x.dtype != jnp.bfloat16:
         return collective(x)
     return lax.bitcast_convert_type(collective(lax.bitcast_convert_type(x, jnp.uint16)), x.dtype)
 
 
 def replicated(x: Array, axis_name: AxisName) -> Array:
-    """x, which is the same on every worker, typed so where JAX tracks it; nothing travels."""
+    """x, which is the same on every worker, typed as such where JAX tracks it; nothing is sent."""
     if not _is_manual(axis_name):
-        return all_gather(x, axis_name)[0]  # vmap's own way
+        return all_gather(x, axis_name)[0]  # how vmap expresses it
     if not any(axis in varying(x) for axis in axis_names(axis_name)):
         return x
     return _replicated_p.bind(x, axes=axis_names(axis_name))
 
 
-# JAX's own way from varying to invarying is a collective; recursive doubling ends with equal sums without one.
+# JAX's own conversion from varying to invarying is a collective; recursive doubling ends with equal sums without one.
 _replicated_p = Primitive("zen_replicated")
 _replicated_p.def_impl(lambda x, axes: x)
 mlir.register_lowering(_replicated_p, lambda context, x, axes: [x])

@@ -1,4 +1,4 @@
-"""Bits in pure JAX: what counts as non-zero, and bitmaps as words."""
+"""Bit operations in pure JAX: what counts as non-zero, and bitmaps as words."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""How a kernel reaches its platform: a custom call where one is built, pure JAX everywhere else."""
+"""How a kernel is lowered: a custom call where one is built, pure JAX everywhere else."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -32,13 +32,13 @@ def custom_call_or(
     """Calls the XLA FFI target where the platform has it, else `reference`.
 
     Args:
-      reference: the pure-JAX lowering, from `operands` to as many results; traced where it is taken, and only there.
+      reference: the pure-JAX lowering, from `operands` to an array for each of `results`; traced only where it is used.
       target: name of the custom call.
-      operands: arrays; leading batch dimensions come from `vmap` alone.
+      operands: arrays; only `vmap` adds leading batch dimensions.
       results: shape and dtype of each result.
-      cuda_scratch: from the native library to the bytes of scratch that CUDA needs as one more result.
-      aliases: from operands to the results that take over their buffers.
-      cpu_rows: whether the custom call for CPUs makes each row of the one result a result of its own.
+      cuda_scratch: maps the native library to the bytes of scratch that CUDA needs, as one more result.
+      aliases: maps operands to the results that take over their buffers.
+      cpu_rows: whether the CPU custom call returns each row of its only result as a separate result.
       attributes: attributes of the custom call.
 
     Returns:
@@ -60,7 +60,7 @@ def custom_call_or(
 
 
 # One primitive for all kernels. `lax.platform_dependent` would trace `reference` on every platform, for each message
-# size of a ladder: most of what there would be to trace. `batch` holds the sizes of the dimensions that vmap added.
+# size of a ladder, which would be most of the tracing. `batch` holds the sizes of the dimensions that vmap added.
 _kernel = Primitive("zen_jax_kernel")
 _kernel.multiple_results = True
 
@@ -110,7 +110,7 @@ _custom_calls = {platform: partial(_custom_call, platform) for platform in ("cpu
 @_kernel.def_impl
 def _outside_jit(*operands: Array, **params: Any) -> tuple[Array, ...]:
     calls = {platform: partial(call, **params) for platform, call in _custom_calls.items()}
-    # Without a jit around it, `platform_dependent` would ask the default device and not where the operands lie.
+    # Outside jit, `platform_dependent` would consult the default device, not the one that holds the operands.
     arrays = [x for x in operands if isinstance(x, jax.Array)]
     device = next(iter(arrays[0].sharding.addressable_devices)) if arrays else jax.config.jax_default_device
     with jax.default_device(device):
@@ -119,7 +119,7 @@ def _outside_jit(*operands: Array, **params: Any) -> tuple[Array, ...]:
 
 @_kernel.def_abstract_eval
 def _types(*operands: Any, results: Sequence[Result], batch: tuple[int, ...], **_: Any) -> list[Any]:
-    """Results vary over the axes of shard_map that any operand does: by shape and dtype alone they would over none."""
+    """Results vary over every shard_map axis that any operand varies over; by shape and dtype alone, over none."""
     varying = [operand.manual_axis_type.varying for operand in operands]
     like = operands[np.argmax([len(axes) for axes in varying])]
     kind = like.manual_axis_type.update(varying=frozenset().union(*varying))

@@ -1,4 +1,4 @@
-"""The native libraries: which were built, which custom calls they hold, which lowering each platform takes."""
+"""The native libraries: which were built, which custom calls they hold, and which lowering each platform uses."""
 
 import importlib
 import os
@@ -39,16 +39,16 @@ def _load(platform: str) -> tuple[ModuleType | None, frozenset[str], str]:
 
 
 def library(platform: str, target: str | None = None) -> ModuleType | None:
-    """The native library of "cpu" or "cuda" with its custom calls registered; None where pure JAX serves.
+    """The native library of "cpu" or "cuda" with its custom calls registered; None where pure JAX is used.
 
-    With a target: None, too, where that one has no custom call on this platform.
+    With a target: also None if the target has no custom call on this platform.
     """
     module, targets, _ = _load(platform)
     return module if target is None or target in targets else None
 
 
 def backend_info() -> dict[str, str]:
-    """Which lowering of the kernels each platform takes, and why.
+    """Which lowering of the kernels each platform uses, and why.
 
     Returns:
       A line for each of "cpu", "cuda" and "tpu": "custom calls (...)" or "pure JAX (...)".

@@ -1,4 +1,4 @@
-"""Types that annotations share."""
+"""Types shared by annotations."""
 
 from collections.abc import Hashable
 from typing import Any, TypeAlias

@@ -1,4 +1,4 @@
-"""Do all processes of `jax.distributed` train the same thing? Found out before anything is synchronised."""
+"""Checks that all processes of `jax.distributed` train the same thing, before anything is synchronised."""
 
 import hashlib
 import json
@@ -15,24 +15,24 @@ from zen_jax._native import backend_info
 from zen_jax._typing import PyTree
 
 _PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.dtype, os.PathLike)
-_NAMED = 8  # processes that a message names for each value, and values that it names
+_NAMED = 8  # the most processes that a message names for each value, and the most values
 
 
 def check_agreement(**what: PyTree) -> None:
-    """Compares what must be the same on every process, and raises on all of them where something differs.
+    """Compares what must be the same on every process, and raises on all of them if anything differs.
 
-    Call it on every process, behind `jax.distributed.initialize` and before the first step, with whatever they could
+    Call it on every process, after `jax.distributed.initialize` and before the first step, with whatever they could
     disagree about: scheme, unit, hash, seed, plan, options, parameters. The versions of jax, jaxlib and zen_jax, and
-    whether the kernels are custom calls, are always compared. It is a collective of a few bytes; a process by itself
-    agrees with itself, at no cost.
+    whether the kernels are custom calls, are always compared. It is a collective of a few bytes; with a single process
+    it always passes, at no cost.
 
     Args:
       **what: values by name: numbers, strings, None, a `Plan`, `Cluster` or `SparsityProfile`, arrays, and trees of
-        these. Arrays are compared by shape and dtype, not by content; what is none of these by its type.
+        these. Arrays are compared by shape and dtype, not by content; anything else by its type.
 
     Raises:
-      ValueError: on every process; it names what differs, each value, and the processes that have it. In place of a
-        value that cannot be described stands the error; one that all processes have alike is raised as it is.
+      ValueError: on every process; it names what differs, each value, and the processes that have it. If a value
+        cannot be described, the error takes its place; an error that all processes share is raised unchanged.
 
     >>> import jax.numpy as jnp
     >>> check_agreement(scheme="auto", seed=0, params={"table": jnp.zeros((1000, 64))})
@@ -42,12 +42,12 @@ def check_agreement(**what: PyTree) -> None:
     if jax.process_count() == 1:
         return
     versions = {"jax": jax.__version__, "jaxlib": jaxlib.__version__, "zen_jax": __version__}
-    kernels = SimpleNamespace(to_json=_lowering)  # described among the others, for it may raise, too
+    kernels = SimpleNamespace(to_json=_lowering)  # described with the others, because it may raise too
     mine, failures = {}, []
     for name, value in (versions | {"kernels": kernels} | what).items():
         try:
             mine |= describe({name: value})
-        except Exception as error:  # raised before they have met, it would leave the other processes waiting
+        except Exception as error:  # raising before the collective would leave the other processes waiting
             mine[name] = f"{type(error).__name__}: {error}"
             failures.append(error)
     text = json.dumps(mine, sort_keys=True).encode()
@@ -93,7 +93,7 @@ def differences(described: list[dict[str, str]]) -> list[str]:
 
 
 def _lowering() -> str:
-    """What carries the kernels on this process's devices: "custom calls" or "pure JAX"."""
+    """How the kernels run on this process's devices: "custom calls" or "pure JAX"."""
     backend = jax.default_backend()
     return backend_info().get("cuda" if backend == "gpu" else backend, "pure JAX").split(" (")[0]
 
@@ -113,7 +113,7 @@ def _listed(processes: list[int]) -> str:
 
 
 def _gather(text: bytes) -> list[bytes]:
-    """What every process passes, in their order."""
+    """What every process passes, in process order."""
     sizes = multihost_utils.process_allgather(np.int32(len(text))).reshape(-1)
     padded = np.frombuffer(text.ljust(int(sizes.max()), b" "), np.uint8)
     rows = multihost_utils.process_allgather(padded)

@@ -37,47 +37,47 @@ def all_reduce(
 ) -> Array | tuple[Array, Info]:
     """Sums or averages a sparse gradient over the workers of a named axis: a drop-in for `psum` and `pmean`.
 
-    Equal to `jax.lax.psum` or `pmean` up to summation order, which is worker order but under "dense" and "sparcml";
-    bitwise equal on all workers and on a rerun. NaN and infinities travel, -0.0 counts as zero, 16-bit floats are
-    summed and divided in float32 and rounded once.
+    The result equals `jax.lax.psum` or `pmean` up to summation order, which is worker order except under "dense" and
+    "sparcml". It is bitwise equal on all workers and across reruns. NaN and infinities propagate, -0.0 counts as zero,
+    and 16-bit floats are summed and divided in float32 and rounded once.
 
     Args:
-      x: this worker's gradient, float of any shape. A `SparseGradient` is not made an array of where "zen", "auto"
-        or "agsparse" move single elements, which its unit "auto" means, without `intra_axis`.
+      x: this worker's gradient, float of any shape. A `SparseGradient` is not densified where "zen", "auto" or
+        "agsparse" move single elements (as its unit "auto" means) without `intra_axis`.
       axis_name: the axis of shard_map, pmap or vmap(axis_name=...) that the workers lie on.
       op: "mean" or "sum".
       scheme: "zen" (Balanced Parallelism), "dense" (psum), "dense_ordered" (dense, summed in worker order), or "auto":
-        zen, between two workers agsparse unless there is a capacity, and dense_ordered for any step in which sparse
-        messages could move more bytes. For comparison "agsparse" (one all-gather), "sparcml" (recursive doubling),
+        zen (agsparse between two workers unless there is a capacity), and dense_ordered for any step in which sparse
+        messages could move more bytes. For comparison: "agsparse" (one all-gather), "sparcml" (recursive doubling),
         "omnireduce" (blocks of 256 elements on contiguous servers) and "sparse_ps" (units on contiguous servers).
       unit: what one index names: "element", "row", an integer number of columns, or "auto" (blocks of a row).
-        Choose "element" for gradients that a sparsifier made.
+        Choose "element" for gradients produced by a sparsifier.
       capacity: units expected in the fullest message: None for a ladder over all densities, an integer for the
         scheme's first exchange, or a tuple with an integer or None for each exchange: (push, pull), the gather of
         agsparse, the stages of sparcml. A message that outgrows it takes a larger size; nothing is lost. Dense schemes
         ignore it.
-      hash: "tile" (the tile rotation) or "murmur" (the paper's hash with tables, for comparison), under zen, and auto
-        where it is zen.
-      push_format: as hash, "coo", "bitmap" over a server's units, or "auto": the smaller one, which is the
-        bitmap above density 1/32.
-      pull_format: as hash, "hash_bitmap", or for comparison "coo", "bitmap" (a bit for each unit of the tensor from
-        each server) or "dense".
+      hash: "tile" (the tile rotation) or "murmur" (the paper's hash with tables, for comparison); for zen, and for
+        auto where it runs zen.
+      push_format: for the same schemes, "coo", "bitmap" over a server's units, or "auto": the smaller of the two,
+        which is the bitmap above density 1/32.
+      pull_format: for the same schemes, "hash_bitmap", or for comparison "coo", "bitmap" (a bit for each unit of the
+        tensor from each server) or "dense".
       seed: seed of the hash, the same on every worker.
-      intra_axis: the axis of one machine's devices, where `axis_name` is that of machines. The devices reduce-scatter
-        and all-gather among themselves, dense, and each reduces its share of the machine's sum with the other machines
-        by the scheme. Sums run in device order, then in that of machines; a mean is over all devices. 16-bit floats
-        cross machines as float32. `capacity` is a machine's, of which each device takes its part; `Info` is about one
+      intra_axis: the axis of one machine's devices; `axis_name` is then the axis of machines. Devices reduce-scatter
+        and all-gather densely within a machine, and each uses the scheme to reduce its share of the machine's sum with
+        other machines. Sums run in device order, then in machine order; a mean is over all devices. 16-bit floats
+        cross machines as float32. `capacity` is per machine, and each device takes its part of it; `Info` covers one
         device's messages to other machines.
       return_info: whether to return an `Info` too.
 
     Returns:
-      The reduced gradient, of x's shape and dtype; with `return_info` a pair of it and an `Info`.
+      The reduced gradient, of x's shape and dtype; with `return_info`, a pair of it and an `Info`.
 
     Raises:
       ValueError: for an axis that is not bound or given twice, an unknown op, scheme, unit, hash or format, a capacity
-        below 1 or above 2**31 - 1, more of them than the scheme has exchanges, columns that do not divide a row, a seed
-        that is no uint32, a dtype that is no float, more units than a scheme can name, or a gradient that is already
-        reduced.
+        below 1 or above 2**31 - 1, more capacities than the scheme has exchanges, columns that do not divide a row, a
+        seed that is not a uint32, a dtype that is not a float, more units than a scheme can name, or a gradient that
+        is already reduced or sharded along an Explicit axis.
 
     >>> import jax, jax.numpy as jnp
     >>> gradients = jnp.zeros((4, 100, 8)).at[:, 3].set(1.0)  # four workers, each touched row 3
@@ -111,13 +111,13 @@ def all_reduce(
         run = run if intra_axis is None else hierarchical(run, intra_axis)
         request = registry.Request(op, capacities, hash, seed, push_format, pull_format)
         reduced, info = run(x.reshape(-1, width), axis_name, request)
-    # Fused with what a scheme does last, an optimizer could round differently from scheme to scheme.
+    # Fused with a scheme's last operation, an optimizer could round differently from scheme to scheme.
     reduced = lax.optimization_barrier(reduced.reshape(x.shape))
     return (reduced, info) if return_info else reduced
 
 
 def _checked(x: Array | SparseGradient) -> Array | SparseGradient:
-    """x as an array unless it is sparse; a ValueError for what is no gradient."""
+    """x as an array unless it is sparse; raises a ValueError for anything that is not a gradient."""
     if not is_sparse(x):
         if not isinstance(x, (jax.Array, np.ndarray, np.generic)) and not errors.is_number(x):
             raise ValueError(f"x is a {type(x).__name__}, but must be one gradient. Use zen_jax.synchronize for trees.")
@@ -127,7 +127,7 @@ def _checked(x: Array | SparseGradient) -> Array | SparseGradient:
 
 
 def _capacities(capacity: Capacity, scheme: str, n: int) -> tuple[int | None, ...]:
-    """One for each exchange, as far as given."""
+    """One capacity for each exchange, as far as given."""
     capacities = tuple(capacity) if isinstance(capacity, tuple | list) else (capacity,)
     for value in capacities:
         if value is not None:

@@ -1,4 +1,4 @@
-"""Checks of arguments: each raises a ValueError that names the argument, the value and what to do."""
+"""Argument checks: each raises a ValueError that names the argument, the value and what to do."""
 
 from collections.abc import Collection
 from numbers import Integral, Real
@@ -11,12 +11,12 @@ MAX_UNITS = 2**31 - 1
 
 
 def is_integer(value: Any) -> bool:
-    """Whether a value is an integer of Python or NumPy, and no boolean."""
+    """Whether a value is a Python or NumPy integer, and not a boolean."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a real number of Python or NumPy, and no boolean."""
+    """Whether a value is a Python or NumPy real number, and not a boolean."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -82,7 +82,7 @@ def check_rank(name: str, shape: tuple[int, ...], ranks: Collection[int]) -> Non
 
 
 def check_shape(name: str, shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> None:
-    """`wanted` holds None where any size will do."""
+    """`wanted` holds None where any size is allowed."""
     if len(shape) != len(wanted) or any(w is not None and s != w for s, w in zip(shape, wanted, strict=True)):
         text = ", ".join("any" if w is None else str(w) for w in wanted) + "," * (len(wanted) == 1)
         raise ValueError(f"{name} has shape {tuple(shape)}, but must have shape ({text}).")

@@ -2,8 +2,8 @@
 
 `server_of`, `position_of` and `index_of` are the *tile rotation*, zen_jax's h0: the index space is cut into tiles of n
 consecutive units, each tile holds one unit for every server, and a hash of the tile rotates it. Two units of one tile
-never meet on a server and two of different tiles meet with probability 1/n, so the balance that the paper proves for a
-universal hash (Theorem 2) holds, while every server owns exactly ceil(U/n) units and no table is needed.
+never share a server, and two of different tiles share one with probability 1/n. So the balance that the paper proves
+for a universal hash (Theorem 2) holds, while every server owns exactly ceil(U/n) units and no table is needed.
 
 The arithmetic is on uint32 and works on NumPy and JAX arrays alike; `cuda/common/hash.h` is the same in C++.
 """
@@ -22,7 +22,7 @@ EMPTY_SLOT = np.uint32(0xFFFFFFFF)
 
 def _uint32(x: ArrayLike) -> Array:
     x = (x if isinstance(x, jax.Array) else np.asarray(x)).astype(np.uint32)
-    return x if x.ndim else jnp.asarray(x)  # NumPy's scalars would warn where its arrays wrap around
+    return x if x.ndim else jnp.asarray(x)  # NumPy scalars would warn where its arrays wrap around
 
 
 def _rotate_left(x: Array, bits: int) -> Array:
@@ -50,7 +50,7 @@ def murmur3(key: ArrayLike, seed: int) -> Array:
 
 
 def murmur3_finish(h: Array) -> Array:
-    """The end of MurmurHash3: a bijection of uint32 in which every bit of h counts for every bit of the result.
+    """The final mix of MurmurHash3: a bijection of uint32 in which every bit of h affects every bit of the result.
 
     >>> import numpy as np
     >>> [hex(h) for h in murmur3_finish(np.array([0, 1], np.uint32))]
@@ -76,7 +76,7 @@ def reduce_to_range(hashes: Array, size: int) -> Array:
 
 
 def tile_rotation(tile: ArrayLike, n: int, seed: int) -> Array:
-    """By how many servers each tile is rotated: uint32 in [0, n), of tile's shape."""
+    """The number of servers by which each tile is rotated: uint32 in [0, n), of tile's shape."""
     return reduce_to_range(murmur3(tile, seed), n)
 
 
@@ -122,7 +122,7 @@ def index_of(server: ArrayLike, position: ArrayLike, n: int, seed: int = 0) -> A
 
 
 def hierarchical(idx: ArrayLike, i: int, size: int, seed: int) -> Array:
-    """h_i of the paper's Algorithm 1 in [0, size): h_0 names the partition, h_1 to h_k slots of its memory."""
+    """h_i of the paper's Algorithm 1, in [0, size): h_0 gives the partition, h_1 to h_k give slots of its memory."""
     return reduce_to_range(murmur3(idx, (int(seed) + i) % 2**32), size)
 
 

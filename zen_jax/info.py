@@ -12,9 +12,9 @@ from zen_jax._typing import Array
 class Info(NamedTuple):
     """Statistics of one all-reduce, equal on all workers; every field is a float32 scalar.
 
-    Bytes count what one worker sends to others (pushed) and receives from others (pulled), room in messages that
-    stayed unused included; stages and phases add up. Schemes without servers push everything and have imbalance 0;
-    omnireduce's units are its blocks.
+    Bytes count what one worker sends to others (pushed) and receives from others (pulled), including unused room in
+    messages, summed over stages and phases. Schemes without servers push everything and have imbalance 0; omnireduce's
+    units are its blocks.
     """
 
     density: Array  # mean over workers of non-zero units / units; 0 where nothing was counted
@@ -35,18 +35,18 @@ def make_info(**fields: Array | float) -> Info:
 
 
 def density(counts: Array, units: int) -> Array:
-    """The mean of non-zero units counted, as a share of all `units`."""
-    return jnp.mean(counts.astype(jnp.float32)) / np.float32(units)  # JAX takes no integer from 2**31 on
+    """The mean count of non-zero units, as a share of all `units`."""
+    return jnp.mean(counts.astype(jnp.float32)) / np.float32(units)  # JAX accepts no integer of 2**31 or more
 
 
 def total(infos: Mapping[str, Info] | Iterable[Info]) -> Info:
-    """One Info for several synchronisations: bytes add up, the worst rounds and imbalance stand for all.
+    """One Info for several synchronisations: bytes are summed; rounds and imbalance are the worst of all.
 
-    Densities are weighted by dense bytes, where they were counted: leaves that travel dense by scheme or plan count
+    Densities are weighted by dense bytes, where they were counted: leaves that a scheme or plan sends dense count
     nothing. `dense_taken` is the share of dense bytes that went dense.
 
     Args:
-      infos: some, or a mapping to them such as `SynchronizeState.info`.
+      infos: the Infos, or a mapping to them such as `SynchronizeState.info`.
 
     >>> one = make_info(bytes_pushed=8., bytes_dense=100., density=0.25, imbalance_push=1.5)
     >>> two = make_info(bytes_pushed=4., bytes_dense=300., density=0.05, imbalance_push=1.1)
@@ -60,11 +60,11 @@ def total(infos: Mapping[str, Info] | Iterable[Info]) -> Info:
     stacked = Info(*(jnp.stack(field) for field in zip(*infos, strict=True)))
 
     def weighted(field: Array, weights: Array) -> Array:
-        # Divided last: the share of a whole is exactly 1.
+        # Dividing last makes the share of a whole exactly 1.
         return jnp.sum(weights * field) / jnp.maximum(jnp.sum(weights), 1.0)
 
     def counted(field: Array) -> Array:
-        # Zeros alone never take the dense path: a density of 0 there was not counted.
+        # An all-zero gradient never takes the dense path: a density of 0 there was not counted.
         return weighted(field, jnp.where((stacked.dense_taken == 1) & (field == 0), 0.0, stacked.bytes_dense))
 
     return Info(

@@ -1,7 +1,7 @@
 """A mark in every sparse leaf, which shows whether a transformation has computed with all of its arrays.
 
-Transformations of optax treat each array of a tree alike. One that scales or adds does so with indices, too, and in
-their dtype where the factor comes from a schedule: other elements would be trained, without a word.
+Optax transformations treat all arrays of a tree alike. One that scales or adds does so to indices too, and keeps their
+dtype where the factor comes from a schedule: the wrong elements would be trained, silently.
 """
 
 import jax.numpy as jnp
@@ -9,14 +9,14 @@ import numpy as np
 
 from zen_jax._typing import Array
 
-MARK = np.int32(0x2545F491)  # odd, so that in 32 bits no factor but 1 leaves it as it is
+MARK = np.int32(0x2545F491)  # odd, so that in 32 bits no factor but 1 leaves it unchanged
 
 
 def new_mark(indices: Array) -> Array:
-    """int32 [1] beside indices [K], [n, 1] beside stacked ones [n, K]: whatever cuts or shards them does so with it."""
+    """int32 [1] for indices [K], [n, 1] for stacked ones [n, K]: what slices or shards them does the same to it."""
     return jnp.full_like(indices, MARK, shape=(*indices.shape[:-1], 1), dtype=jnp.int32)
 
 
 def is_whole(mark: Array) -> Array:
-    """bool []: whether nothing has computed with a leaf."""
+    """bool []: True if nothing has computed with the leaf."""
     return jnp.all(mark == MARK)

@@ -1,4 +1,4 @@
-"""`RowSparseGradient`: the gradient of a table by the rows that a batch touched."""
+"""`RowSparseGradient`: the gradient of a table, given by the rows that a batch touched."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,16 +19,16 @@ from zen_jax.mark import is_whole, new_mark
 @partial(jax.tree_util.register_dataclass, data_fields=["ids", "rows", "mark"], meta_fields=["num_rows"])
 @dataclass(frozen=True)
 class RowSparseGradient:
-    """The gradient of a table [V, D] by the rows that are looked up; all others are zero.
+    """The gradient of a table [V, D], given by the rows that were looked up; all others are zero.
 
     A pytree, and one leaf to `zen_jax.synchronize` and the optimizers of `zen_jax.embedding`. Adding it to a table, as
-    `optax.apply_updates` does, writes the rows that it names and no other.
+    `optax.apply_updates` does, writes only the rows that it names.
 
     Attributes:
-      ids: int32 [K], the touched rows, ascending and each once; entries from the first `num_rows` on are unused.
+      ids: int32 [K], the touched rows, ascending and distinct; entries from the first `num_rows` on are unused.
       rows: float [K, ...D], the gradient of each; zeros where unused.
-      num_rows: V, the rows of the table.
-      mark: shows whether something has computed with the ids; leave it out.
+      num_rows: V, the number of rows in the table.
+      mark: shows whether something has computed with the ids; do not pass it.
 
     >>> import jax.numpy as jnp
     >>> gradient = RowSparseGradient.from_lookups(jnp.array([5, 2, 5]), jnp.array([[1.0], [2.0], [3.0]]), num_rows=9)
@@ -42,7 +42,7 @@ class RowSparseGradient:
     rows: Array
     num_rows: int
     mark: Array | None = None
-    __array_ufunc__ = None  # a NumPy table leaves adding it to this class
+    __array_ufunc__ = None  # makes a NumPy table leave the addition to this class
 
     def __post_init__(self) -> None:
         if self.mark is None and hasattr(self.ids, "shape"):
@@ -52,8 +52,8 @@ class RowSparseGradient:
     def from_lookups(cls, ids: Array, rows: Array, num_rows: int) -> "RowSparseGradient":
         """Merges the gradients of single lookups: int [...] and float [..., ...D]. Ids outside [0, V) are left out.
 
-        Equal ids are summed, 16-bit floats in float32. A ValueError for ids that are no integers, rows that are not one
-        for each, or 2**31 rows and more.
+        Rows of equal ids are summed, 16-bit floats in float32. Raises a ValueError for ids that are not integers, if
+        there is not one row for each id, or for a table of 2**31 or more rows.
         """
         check_integers("ids", ids)
         check_rows(num_rows)
@@ -78,7 +78,7 @@ class RowSparseGradient:
 
     @property
     def size(self) -> int:
-        """Elements of the table."""
+        """Number of elements in the table."""
         return prod(self.shape)
 
     @property
@@ -97,7 +97,7 @@ class RowSparseGradient:
         return table.at[self.ids].get(mode="fill", fill_value=0, indices_are_sorted=True, wrap_negative_indices=False)
 
     def put(self, table: Array, rows: Array) -> Array:
-        """The table with `rows` [K, ...D] in place of those at `ids`; in place where the table is donated."""
+        """The table with its rows at `ids` replaced by `rows` [K, ...D]; updated in place if the table is donated."""
         table = jnp.asarray(table)
         return self._at(table).set(rows.astype(table.dtype), **_UNIQUE)
 
@@ -128,12 +128,12 @@ _UNIQUE: dict[str, Any] = {
 
 
 def is_row_sparse(leaf: Any) -> bool:
-    """Whether a node of a tree is a `RowSparseGradient`: for `is_leaf` of `jax.tree`."""
+    """Whether a tree node is a `RowSparseGradient`, for use as `is_leaf` in `jax.tree`."""
     return isinstance(leaf, RowSparseGradient)
 
 
 def check_intact(gradient: RowSparseGradient) -> None:
-    """Raises a ValueError where a transformation has changed the ids' dtype, or there is not one row for each id."""
+    """Raises a ValueError if a transformation has changed the ids' dtype, or if there is not one row for each id."""
     if gradient.ids.dtype != jnp.int32:
         raise ValueError(
             f"RowSparseGradient has ids of {gradient.ids.dtype}, but they must be int32: a transformation before this "
@@ -147,10 +147,10 @@ def check_intact(gradient: RowSparseGradient) -> None:
 
 
 def intact(gradient: RowSparseGradient) -> RowSparseGradient:
-    """The gradient; one of NaN where its mark is not whole, or its ids do not ascend.
+    """The gradient, or one of NaN if its mark has changed or its ids do not ascend.
 
     A transformation that does not know row-sparse leaves may compute with the ids and keep their dtype, as
-    `optax.scale_by_schedule` does: that is not seen before the step runs, and must not train other rows.
+    `optax.scale_by_schedule` does. This cannot be seen before the step runs, and must not train the wrong rows.
     """
     check_intact(gradient)
     ids = gradient.ids
@@ -164,19 +164,19 @@ def intact(gradient: RowSparseGradient) -> RowSparseGradient:
 
 
 def check_rows(num_rows: int) -> None:
-    """Raises a ValueError where int32 ids cannot name all rows of a table, and one id more."""
+    """Raises a ValueError if int32 cannot hold an id for every row of a table, plus one more id."""
     if num_rows > MAX_UNITS:
         raise ValueError(f"a table of {num_rows} rows has more than the 2**31 - 1 that ids can name. Split it.")
 
 
 def widened(ids: Any) -> Array:
-    """Ids of `widened_dtype`; what it cannot hold as its extremes, which name no row."""
+    """Ids in `widened_dtype`; those that it cannot hold become its extremes, which name no row."""
     dtype = widened_dtype(ids)
     held = jnp.iinfo(dtype)
     return jnp.asarray(np.clip(ids, held.min, held.max) if isinstance(ids, np.ndarray | np.generic) else ids, dtype)
 
 
 def widened_dtype(ids: Any) -> jnp.dtype:
-    """At least 32 bits: JAX would cut a number of rows to the dtype of narrower ids to compare it with them."""
+    """At least 32 bits: to compare narrower ids with a number of rows, JAX would truncate it to their dtype."""
     dtype = jnp.result_type(ids)
     return dtype if dtype.itemsize >= 4 else jnp.dtype(jnp.int32)

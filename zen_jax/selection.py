@@ -1,9 +1,8 @@
-"""Selection of the largest keys without a sort: thresholds found by counting, which every platform does at full speed.
+"""Selection of the largest keys without a sort: it finds thresholds by counting, at full speed on every platform.
 
-The bits of a float without its sign, its key, are in the order of magnitudes, so the k-th largest is found as an
-integer: each pass counts how many keys reach each of a few probes and keeps the gap that holds the answer, which is
-five times narrower. A sample places the first probes, so that one pass is mostly enough for an approximate k and a few
-for an exact one.
+The key of a float, its bits without the sign, orders by magnitude, so the k-th largest is found as an integer: each
+pass counts how many keys reach each of a few probes and keeps the gap that holds the answer, which is five times
+narrower. A sample places the first probes, so one pass usually suffices for an approximate k, a few for an exact one.
 """
 
 import functools
@@ -18,31 +17,31 @@ from jax import lax
 from zen_jax import _axis, hashing
 from zen_jax._typing import Array, AxisName
 
-PROBES = 4  # as many bytes as a uint32 holds
-WAYS = (8, 16)  # what a byte counts to: 8 * 16 < 256
-UNROLLED = 1 << 12  # a smaller tensor is counted plainly, which compiles sooner
-SAMPLED = 1 << 16  # a smaller tensor is counted more quickly than sampled
+PROBES = 4  # one for each byte of a uint32
+WAYS = (8, 16)  # a byte must hold the count: 8 * 16 < 256
+UNROLLED = 1 << 12  # a smaller tensor is counted plainly, which compiles faster
+SAMPLED = 1 << 16  # a smaller tensor is faster to count than to sample
 SAMPLE_SHARE, SMALLEST_SAMPLE, CHUNK = 0.01, 1 << 14, 64
 SPREAD = 3.0  # standard deviations of the sampled rank that the first probes span
 
 
 def largest(x: Array, least: Array | int, most: Array | int, model_axis: AxisName | None = None) -> Array:
-    """Marks between `least` and `most` elements, none of which is smaller in magnitude than one that is not marked.
+    """Marks between `least` and `most` elements, none of which is smaller in magnitude than an unmarked one.
 
-    Where equals would exceed `most`, exactly `least` are marked, those of lowest index first; zeros are marked all or
-    not at all, for what they select is nothing. NaN counts as larger than infinity.
+    Where ties would exceed `most`, exactly `least` are marked, ties in index order; zeros are marked all or not at all,
+    because they select nothing. NaN counts as larger than infinity.
 
     Args:
       x: [size], size at least 1, float; or unsigned integers whose highest bit is ignored like a sign.
       least, most: how many to mark over all shards, 1 <= least <= most <= size; may be traced.
-      model_axis: a named axis over whose shards of equal size the threshold is one and the same.
+      model_axis: a named axis whose shards, of equal size, share one threshold.
 
     Returns:
-      bool [size]. With a model axis ties are broken by the index within the shard, so that up to a tie for each
+      bool [size]. With a model axis, ties are broken by the index within the shard, so up to one more tie for each
       further shard is marked beyond `least`.
 
     Raises:
-      ValueError: for 2**31 elements or more over all shards.
+      ValueError: for 2**31 or more elements over all shards.
 
     >>> import jax.numpy as jnp
     >>> largest(jnp.array([1.0, -5.0, 0.0, 3.0, -3.0]), 2, 2).tolist()
@@ -59,18 +58,18 @@ def largest(x: Array, least: Array | int, most: Array | int, model_axis: AxisNam
     def last_tie() -> Array:
         wanted = jnp.asarray(least, jnp.int32) - found.reach_high
         ties = jnp.where(_keys(bits) == threshold, _reversed_index(bits.size), jnp.uint32(0))
-        # Under vmap both branches run: one that is not wanted has nothing to look for.
+        # Under vmap both branches run: one that is not needed must have nothing to look for.
         most_wanted = jnp.where(tied, wanted, jnp.int32(bits.size * shards))
         return search(ties, wanted, most_wanted, _even_probes(jnp.uint32)).low
 
-    # What both branches and the result need is cheaper computed than passed: XLA would write it to memory.
+    # What both branches and the result need is cheaper to recompute than to pass: XLA would write it to memory.
     cut = lax.cond(tied, last_tie, lambda: _match(jnp.uint32(0), bits, threshold, model_axis=model_axis))
     keys = _keys(bits)
     return (keys > threshold) | ((keys == threshold) & (_reversed_index(bits.size) >= cut))
 
 
 def check_size(size: int) -> None:
-    """A ValueError for more elements than can be counted."""
+    """Raises a ValueError for more elements than can be counted."""
     if size >= 2**31:
         raise ValueError(f"a leaf has {size} elements, but at most 2**31 - 1 can be counted. Split it.")
 
@@ -97,7 +96,7 @@ class _Gap(NamedTuple):
 def _search(
     bits: Array, least: Array | int, most: Array | int, probes: Array, model_axis: AxisName | None = None
 ) -> _Gap:
-    """The gap whose `low` at most `most` keys reach, or that no key lies within."""
+    """The gap whose `low` at most `most` keys reach, or within which no key lies."""
     least, most = jnp.asarray(least, jnp.int32), jnp.asarray(most, jnp.int32)
     dtype = probes.dtype
     everything = bits.size * (1 if model_axis is None else _axis.axis_size(model_axis))
@@ -122,7 +121,7 @@ def _search(
 
 
 def _match(value: Array, *like: Array, model_axis: AxisName | None) -> Array:
-    """The value, typed as varying wherever the others do, as shard_map wants of what a loop carries."""
+    """The value, typed to vary wherever the others do, as shard_map requires of a loop's carry."""
     agreed = () if model_axis is None else _axis.axis_names(model_axis)
     axes = {axis for array in like[:1] for axis in _axis.varying(array) if axis not in agreed}
     axes.update(axis for array in like[1:] for axis in _axis.varying(array))
@@ -131,7 +130,7 @@ def _match(value: Array, *like: Array, model_axis: AxisName | None) -> Array:
 
 
 def _top(dtype: Any) -> np.generic:
-    """The key that none reaches."""
+    """The smallest value that no key reaches."""
     return dtype.type(1 << (8 * dtype.itemsize - 1))
 
 
@@ -148,8 +147,8 @@ def _probes_between(low: Array, high: Array) -> Array:
 def _reach(bits: Array, probes: Array) -> Array:
     """How many keys of bits [size] reach each of `probes` [PROBES]: int32 [PROBES].
 
-    A sum over an axis is not vectorised by XLA on CPUs, sums of equal parts are: the counts travel in the bytes of a
-    word while they fit.
+    XLA on CPUs vectorises sums of equal parts, but not a sum over an axis. The counts stay in the bytes of a word
+    while they fit.
     """
 
     def packed(part: Array) -> Array:
@@ -170,7 +169,7 @@ def _reach(bits: Array, probes: Array) -> Array:
 def _reaches(bits: Array, probe: Array) -> Array:
     """Whether bits without their highest are at least the probe: then subtracting it borrows nothing from the highest.
 
-    The bits meet the probe first: what a loop did to them alone, XLA would do before it and write to memory.
+    The probe comes first: XLA would hoist an operation on the bits alone out of a loop and write its result to memory.
     """
     return ((bits - probe) ^ bits) < _top(bits.dtype)
 
@@ -181,7 +180,7 @@ def _sum_of_parts(x: Array, ways: int, of: Callable[[Array], Array]) -> Array:
 
 
 def _sampled_probes(bits: Array, least: Array | int, model_axis: AxisName | None) -> Array:
-    """Keys that a sample takes to lie evenly around the one at rank `least`."""
+    """Keys that, judging by a sample, lie evenly around the one at rank `least`."""
     dtype = bits.dtype
     if not sample_chunks(bits.size):
         return _even_probes(dtype)
@@ -196,7 +195,7 @@ def _sampled_probes(bits: Array, least: Array | int, model_axis: AxisName | None
 
 
 def ranks_around(least: Array | int, sampled: int, size: int) -> Array:
-    """The ranks, int32 [2], in a sample of `sampled` of `size` keys, between which the one at rank `least` lies."""
+    """The ranks, int32 [2], in a sample of `sampled` of `size` keys that enclose the key at rank `least`."""
     rank = jnp.asarray(least, jnp.float32) * np.float32(sampled / size)
     spread = np.float32(SPREAD) * jnp.sqrt(rank) + np.float32(1)
     return jnp.clip(jnp.stack([rank + spread, rank - spread]), 1, max(sampled, 1)).astype(jnp.int32)
@@ -214,7 +213,7 @@ def sample_chunks(size: int) -> int:
 
 
 def _sample(x: Array) -> Array:
-    """A hundredth of x [size] in chunks of whole cache lines, one at a hashed place in every equal stretch."""
+    """A sample of x [size] in chunks of whole cache lines, one at a hashed place in each equal stretch of x."""
     chunks = sample_chunks(x.size)
     stretch = x.size // chunks
     places = lax.iota(jnp.uint32, chunks)

@@ -1,4 +1,4 @@
-"""`SparseGradient`: the gradient that a sparsifier hands on, by its elements that are not zero."""
+"""`SparseGradient`: the gradient that a sparsifier produces, given by its non-zero elements."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,18 +16,18 @@ from zen_jax.mark import is_whole, new_mark
 @partial(jax.tree_util.register_dataclass, data_fields=["indices", "values", "count", "mark"], meta_fields=["shape"])
 @dataclass(frozen=True)
 class SparseGradient:
-    """A gradient by its non-zero elements, as `zen_jax.top_k(density, compact=True)` hands it to `synchronize`.
+    """A gradient given by its non-zero elements, as `zen_jax.top_k(density, compact=True)` passes it to `synchronize`.
 
-    A pytree, and one leaf to `zen_jax.synchronize` and `zen_jax.all_reduce`, which give the dense reduced gradient. No
-    other transformation knows it: put none in between.
+    A pytree, and one leaf to `zen_jax.synchronize` and `zen_jax.all_reduce`, which return the dense reduced gradient.
+    No other transformation supports it: put none in between.
 
     Attributes:
-      indices: int32 [K], ascending and each once, into the flattened gradient; unused from the count on. One beyond
-        its end is left out. Negative or in any other order (`lax.top_k` lists by size) the gradient becomes NaN.
+      indices: int32 [K], ascending and distinct, into the flattened gradient; unused from the count on. An index
+        beyond its end is ignored. Negative or unsorted indices (`lax.top_k` sorts by size) make the gradient NaN.
       values: float [K], the elements there, none of them zero.
-      count: int32 [], how many elements were to be listed. Those beyond K are not: see `zen_jax.top_k`.
+      count: int32 [], how many elements there were to list. Those beyond K are not listed: see `zen_jax.top_k`.
       shape: the gradient's shape.
-      mark: shows whether something has computed with the indices; leave it out.
+      mark: shows whether something has computed with the indices; do not pass it.
 
     >>> import jax.numpy as jnp
     >>> gradient = SparseGradient(jnp.array([1, 3, 0]), jnp.array([2.0, 4.0, 9.0]), jnp.int32(2), (2, 2))
@@ -56,7 +56,7 @@ class SparseGradient:
 
     @property
     def size(self) -> int:
-        """Elements of the gradient."""
+        """Number of elements in the gradient."""
         return prod(self.shape)
 
     @property
@@ -65,7 +65,7 @@ class SparseGradient:
         return self.size * self.dtype.itemsize
 
     def reshape(self, *shape: int) -> "SparseGradient":
-        """The same elements of a gradient of another shape, of which one dimension may be -1."""
+        """The same elements in a gradient of another shape; one dimension may be -1."""
         known = prod(length for length in shape if length != -1)
         reshaped = tuple(self.size // known if length == -1 and known else length for length in shape)
         if prod(reshaped) != self.size:
@@ -82,7 +82,7 @@ class SparseGradient:
 
 
 def is_sparse(leaf: Any) -> bool:
-    """Whether a node of a tree is a `SparseGradient`: for `is_leaf` of `jax.tree`."""
+    """Whether a tree node is a `SparseGradient`, for use as `is_leaf` in `jax.tree`."""
     return isinstance(leaf, SparseGradient)
 
 
@@ -95,10 +95,10 @@ def listed(units: Array | SparseGradient, room: int) -> tuple[Array, Array, Arra
 
 
 def intact(gradient: SparseGradient) -> SparseGradient:
-    """The gradient; one of NaN, its first element alone, where its mark is not whole or indices do not ascend from 0.
+    """The gradient; if its mark has changed, or indices are negative or do not ascend, only a NaN as first element.
 
-    A ValueError where a transformation that does not know sparse leaves has changed the indices' dtype. One that has
-    computed with them and kept it is not seen before the step runs, and must not lose what was sent.
+    Raises a ValueError if a transformation that does not know sparse leaves has changed the indices' dtype. One that
+    computed with them but kept it cannot be seen before the step runs, and must not lose what was sent.
     """
     if gradient.indices.dtype != jnp.int32:
         raise ValueError(

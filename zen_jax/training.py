@@ -42,13 +42,13 @@ def value_and_grad(
 
     The returned function takes the arguments of `fun` and works inside and outside jit. Arguments in `argnums` and all
     keyword arguments are the same for every worker; the other positional arguments are batches, whose arrays are
-    split along their first axis (scalars are not split). Keyword arguments that are no arrays reach `fun` as they are.
+    split along their first axis (scalars are not split). Keyword arguments that are not arrays reach `fun` unchanged.
 
     Args:
       fun: the loss of one worker's share of the batch; a scalar, or (scalar, aux) with `has_aux`.
       argnums: which positional arguments to differentiate.
       has_aux: whether `fun` returns auxiliary data.
-      mesh: the devices; their number along `axis_name`, and `intra_axis` where given, is n. Devices along other axes do
+      mesh: the devices; n is their number along `axis_name`, and `intra_axis` if given. Devices along other axes do
         the same work, each on whole parameters: tensor parallelism needs a shard_map of your own.
       axis_name: the mesh axis that workers lie on, or several as a tuple.
       intra_axis: the mesh axis of one machine's devices, as in `synchronize`; the batch is split over both axes.
@@ -63,8 +63,8 @@ def value_and_grad(
       with `return_info`; aux gains a leading axis of n, one slice per worker.
 
     Raises:
-      ValueError: for an axis that the mesh lacks or that is given twice, `argnums` that are no positions of arguments,
-        a batch that n does not divide, `lookups` beside `argnums` other than 0, or `padding_id` without `lookups`.
+      ValueError: for an axis that the mesh lacks or that is given twice, `argnums` that are not argument positions, a
+        batch that n does not divide, `lookups` with `argnums` other than 0, or `padding_id` without `lookups`.
 
     >>> import jax, jax.numpy as jnp
     >>> mesh = jax.make_mesh((1,), ("data",))
@@ -97,7 +97,7 @@ def value_and_grad(
     differentiated = _positions(argnums)
     replicated, split = PartitionSpec(), PartitionSpec(axes)
     explicit = {axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit}
-    placed = PartitionSpec(tuple(axis for axis in _axis.axis_names(axes) if axis in explicit))  # others XLA places
+    placed = PartitionSpec(tuple(axis for axis in _axis.axis_names(axes) if axis in explicit))  # XLA places the rest
 
     def spec_of(position: int, count: int) -> Callable[[Any], PartitionSpec]:
         if {position, position - count} & set(differentiated):

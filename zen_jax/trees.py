@@ -1,4 +1,4 @@
-"""Leaves of a gradient tree, which are arrays, sparse or row-sparse gradients; and their names."""
+"""Leaves of a gradient tree (arrays, sparse or row-sparse gradients) and their names."""
 
 from collections import Counter
 from typing import Any, TypeAlias
@@ -15,7 +15,7 @@ Leaf: TypeAlias = Array | SparseGradient | RowSparseGradient
 
 
 def is_sparse_leaf(node: Any) -> bool:
-    """Whether a node is a leaf though `jax.tree` would go on into it."""
+    """Whether a node is a leaf although `jax.tree` would descend into it."""
     return isinstance(node, SparseGradient | RowSparseGradient)
 
 
@@ -34,8 +34,8 @@ def densified(leaf: Leaf) -> Array:
 def named_leaves(tree: PyTree) -> list[tuple[str, Leaf]]:
     """(name, leaf) for every leaf of a tree, in order.
 
-    None and `optax.MaskedNode` have no leaves. What a Flax variable holds is called as the variable is, for optimizers
-    see either. Numbers of Python come as arrays. A ValueError where two leaves have one name or one is no gradient.
+    None and `optax.MaskedNode` have no leaves. The value of a Flax variable is named like the variable, because
+    optimizers see either. Python numbers become arrays. Raises a ValueError for repeated names or non-gradient leaves.
 
     >>> import jax.numpy as jnp
     >>> [name for name, _ in named_leaves({"embed": {"table": jnp.zeros(2)}, "bias": None})]

@@ -14,7 +14,7 @@ def unit_width(shape: tuple[int, ...], unit: Unit, n: int) -> int:
     Args:
       shape: the tensor's shape; its rows are the slices along the first axis, of D elements.
       unit: "element" (m = 1), "row" (m = D), an integer m that divides D, or "auto": the widest m = D/k with k >= n
-        blocks to a row, which balances the servers, but at least 16 elements, which keeps the indices few.
+        blocks per row, which balances the servers, but at least 16 elements, which keeps the indices few.
         Tensors of fewer than two dimensions have rows of one element.
       n: number of workers.
 
@@ -43,7 +43,7 @@ def unit_width(shape: tuple[int, ...], unit: Unit, n: int) -> int:
 
 
 def check_unit(unit: Unit) -> None:
-    """Raises a ValueError for a unit that suits no tensor."""
+    """Raises a ValueError for a unit that is valid for no tensor."""
     if not (unit >= 1 if is_integer(unit) else unit in ("element", "row", "auto")):
         raise ValueError(f"unit={unit!r} is unknown. Use 'element', 'row', 'auto' or a positive number of columns.")
 

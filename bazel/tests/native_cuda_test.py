@@ -1,4 +1,4 @@
-"""The CUDA module that Bazel built loads and registers, also with a jaxlib for CPUs alone."""
+"""The CUDA module that Bazel built loads and registers, even with a CPU-only jaxlib."""
 
 import native_module
 

@@ -1,1 +1,1 @@
-"""Figures of ZEN's paper (OSDI 2025), redone: each module has `rows(options)` and `draw(rows, figure)`."""
+"""Figures of ZEN's paper (OSDI 2025), reproduced: each module has `rows(options)` and `draw(rows, figure)`."""

@@ -1,4 +1,4 @@
-"""Redoes a figure of ZEN's paper as NAME.png, NAME.json and a table, NAME.md.
+"""Reproduces a figure of ZEN's paper as NAME.png, NAME.json and a table, NAME.md.
 
 python -m benchmarks.figures characteristics --data path/to/data --out build/figures
 python -m benchmarks.figures speedups --network build/network.json

@@ -1,7 +1,7 @@
 """Fig. 17b: speed-up over dense among 16 workers, of hashing alone and with the hash bitmap.
 
 Counted from exact-sized messages through the busiest link, element units as in the paper: COO messages to contiguous
-servers, then to hashed ones, then hash bitmaps in pull, and at last whole rows as units.
+servers, then to hashed ones, then hash bitmaps in pull, and finally whole rows as units.
 """
 
 import argparse

@@ -13,7 +13,7 @@ STEPS = {
     "zen, elements, hash bitmap": "+ hash bitmap",
     "zen": "+ wider units",
 }
-"""The cases of benchmarks.network, in the order in which each adds to the last."""
+"""The cases of benchmarks.network, in order; each adds to the last."""
 
 
 def rows(options: argparse.Namespace) -> list[Row]:

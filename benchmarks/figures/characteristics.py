@@ -11,7 +11,7 @@ from benchmarks import workloads
 from benchmarks.figures.drawing import Row, by_powers_of_two, lines
 
 WORKERS = (2, 4, 8, 16, 32, 64, 128)
-PAIRS_FROM = 16  # workers whose pairs are looked at
+PAIRS_FROM = 16  # workers whose pairs are compared
 QUANTILES = (5, 25, 50, 75, 95)
 
 

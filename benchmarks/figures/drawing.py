@@ -16,7 +16,7 @@ def lines(axes: Any, rows: Sequence[Row], x: str, y: str, group: str) -> None:
 
 
 def by_powers_of_two(axes: Any) -> None:
-    """Both axes logarithmic, the workers (or partitions) along x at powers of two."""
+    """Makes both axes logarithmic, with the workers (or partitions) along x at powers of two."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter("{x:g}")

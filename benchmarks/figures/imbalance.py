@@ -1,7 +1,7 @@
 """Imbalance of push and pull (Definition 8) against the number of workers, by unit and hash.
 
-"auto" is the unit that zen_jax takes without a plan: blocks of a row. "room" is the fullest message of push with its
-indices over the mean of the values alone: narrower units balance better, and have more indices. Workloads stop where
+"auto" is the unit that zen_jax takes without a plan: blocks of a row. "room" is the fullest push message with its
+indices over the mean of the values alone: narrower units balance better but have more indices. Workloads stop where
 a step would need more examples than there are.
 """
 

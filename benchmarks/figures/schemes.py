@@ -1,7 +1,7 @@
 """Fig. 8: bytes through the busiest link against the number of workers, over those of a dense all-reduce.
 
-Counted from the rows that real batches touch, with exact-sized messages; no latency, no computing. "elements" has an
-index for every value, as in the paper, and "rows" one for every row.
+Counted from the rows that real batches touch, with exact-sized messages, without latency or computation. "elements" has
+an index for every value, as in the paper, and "rows" one for every row.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """The strawmen of section 3: what one hash without a second try loses, and how soon thresholds grow old.
 
-"one hash" is the paper's Algorithm 3 on the elements of worker 0's gradient: "memory" is the slots for each non-zero,
-"lost" the share that others overwrite. "thresholds" cut the indices of step 0 into as many parts, equally full, as
-there are servers, and are kept for "age" steps; "push" and "pull" are the imbalances then, beside those of the tile
-rotation on rows.
+"one hash" is the paper's Algorithm 3 on the elements of worker 0's gradient: "memory" is the slots per non-zero,
+"lost" the share that others overwrite. "thresholds" split the indices of step 0 into equally full parts, one per
+server, and are kept for "age" steps; "push" and "pull" are the imbalances then, beside those of the tile rotation on
+rows.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def rows(options: argparse.Namespace) -> list[Row]:
 
 
 def lost_by_one_hash(indices: np.ndarray, slots: int) -> float:
-    """The share of distinct indices, uint32 [K], that others overwrite in so many slots.
+    """The share of distinct indices, uint32 [K], that others overwrite in `slots` slots.
 
     Source: ZEN (OSDI 2025), Algorithm 3.
     """
@@ -49,7 +49,7 @@ def lost_by_one_hash(indices: np.ndarray, slots: int) -> float:
 
 
 def thresholds(touched: np.ndarray) -> np.ndarray:
-    """int32 [rows, 1]: the server of each row, where each gets an equal part of what bool [n, rows] touches.
+    """int32 [rows, 1]: the server of each row, where each server gets an equal part of what bool [n, rows] touches.
 
     Source: ZEN (OSDI 2025), section 3.1, the data-dependent strawman.
     """

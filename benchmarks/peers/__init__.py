@@ -1,4 +1,4 @@
-"""Other implementations, each a script with the input and the timing loop of `benchmarks.group`."""
+"""Other implementations, each a script that uses the input and the timing loop of `benchmarks.group`."""
 
 from typing import NamedTuple
 

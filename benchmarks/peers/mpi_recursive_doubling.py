@@ -1,8 +1,8 @@
-"""Times recursive doubling over MPI (mpi4py): SparCML's SSAR scheme, for a power of two of processes.
+"""Times recursive doubling over MPI (mpi4py): SparCML's SSAR scheme, for a power-of-two number of processes.
 
 In each of log2 n stages a process exchanges the rows that it has summed so far with one partner: indices, then values.
-It starts from sparse rows and ends with them; "from dense" counts finding the rows of a dense gradient and making the
-sum dense too, as zen_jax does.
+It starts and ends with sparse rows; "from dense" also counts finding the rows of a dense gradient and making the sum
+dense, as zen_jax does.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-# Processes on one machine would else talk through its memory and not over the network that is measured.
+# Otherwise processes on one machine would communicate through its memory, not over the network being measured.
 os.environ |= {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp", "FI_PROVIDER": "tcp"}
 
 from mpi4py import MPI
@@ -86,7 +86,7 @@ def scattered(rows: Rows, count: int) -> np.ndarray:
 
 
 def exchanged(mine: Rows, partner: int) -> Rows:
-    """The partner's rows, for mine."""
+    """Sends my rows to the partner and returns the partner's."""
     world = MPI.COMM_WORLD
     count = world.sendrecv(mine[0].size, partner, source=partner)
     theirs = np.empty(count, np.int32), np.empty((count, mine[1].shape[1]), np.float32)

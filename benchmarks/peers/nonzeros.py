@@ -1,6 +1,6 @@
-"""What finds and takes the non-zeros of a tensor elsewhere, and what sums messages elsewhere, each as it is best used.
+"""Other libraries' ways to find and take a tensor's non-zeros, and to sum messages, each as it is best used.
 
-A peer that this machine lacks is an `Absent` with the reason, so that no table leaves it out without saying so.
+A peer that this machine lacks is an `Absent` with the reason, so that no table leaves it out silently.
 """
 
 import ctypes
@@ -32,9 +32,9 @@ Peer = Callable[[], Any] | Absent
 
 
 def find_and_take(x: np.ndarray, n: int) -> Iterator[tuple[str, Peer]]:
-    """Name and call for each way to the indices and the values of the non-zeros of x float32 [U].
+    """Name and callable of each way to get the indices and values of the non-zeros of x float32 [U].
 
-    NumPy goes on to do all that partition does for n servers.
+    NumPy also goes on to do all that partition does for n servers.
     """
     yield "numpy flatnonzero + take", _numpy(x)
     yield "numpy partition", _numpy_partition(x, n)
@@ -48,13 +48,13 @@ def _on_gpu() -> bool:
 
 
 def _or_absent(peer: Callable[..., Peer], *operands: Any) -> Peer:
-    """What `peer` makes of the operands, called once: what a library lacks often shows only then."""
+    """What `peer` makes of the operands, after one trial call: what a library lacks often shows only then."""
     try:
         run = peer(*operands)
         if not isinstance(run, Absent):
             jax.block_until_ready(run())
         return run
-    except Exception as error:  # a library that is there and does not work is as good as absent
+    except Exception as error:  # a library that is installed but does not work counts as absent
         return Absent(f"{type(error).__name__}: {error}")
 
 
@@ -73,7 +73,7 @@ def _numpy_partition(x: np.ndarray, n: int) -> Peer:
     find = _numpy(x)
     if isinstance(find, Absent):
         return find
-    narrow = np.min_scalar_type(n - 1)  # of 8 and 16 bits a stable sort counts
+    narrow = np.min_scalar_type(n - 1)  # for 8 and 16 bits a stable sort is a counting sort
 
     def run() -> tuple[list[np.ndarray], list[np.ndarray]]:
         indices, values = find()
@@ -167,7 +167,7 @@ def _cub() -> ctypes.CDLL | Absent:
 
 
 def scatter_add(positions: jax.Array, values: jax.Array, counts: jax.Array, size: int) -> Peer:
-    """XLA's scatter-add of what all workers sent to S servers at once, in whatever order: [S, n, C], [S, n, C, D] and
+    """XLA's scatter-add of what all workers sent to S servers at once, in any order: [S, n, C], [S, n, C, D] and
     [S, n] to [S, size, D]."""
     return _or_absent(_scatter_add, positions, values, counts, size)
 

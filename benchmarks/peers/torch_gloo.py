@@ -1,7 +1,7 @@
 """Times torch.distributed's gloo: dense all_reduce, and sparse all_reduce of row-sparse COO tensors.
 
-"sparse" is given and gives the tensors that torch makes for an embedding with sparse=True. "sparse, from dense" counts
-finding the non-zero rows of a dense gradient and making the sum dense too, as zen_jax does.
+"sparse" takes and returns the tensors that torch makes for an embedding with sparse=True. "sparse, from dense" also
+counts finding the non-zero rows of a dense gradient and making the sum dense, as zen_jax does.
 """
 
 import os
@@ -79,7 +79,7 @@ class SparseFromDense(Dense):
         gradient = torch.from_numpy(self.problem.dense(step, self.rank))
 
         def call() -> torch.Tensor:
-            # Gradient.to_sparse(1) does the same ten times slower.
+            # gradient.to_sparse(1) does the same, but ten times slower.
             rows = gradient.any(dim=1).nonzero().squeeze(1)
             tensor = torch.sparse_coo_tensor(rows[None], gradient[rows], gradient.shape)._coalesced_(True)
             dist.all_reduce(tensor)

@@ -1,4 +1,4 @@
-// Division of small numbers by a divisor that a kernel does not know at compile time, without a division.
+// Division of small numbers by a divisor that a kernel does not know at compile time, without a division instruction.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Hash functions that the CPU and the CUDA kernels share. zen_jax/hashing.py is the same in JAX and NumPy.
+// Hash functions that the CPU and the CUDA kernels share. zen_jax/hashing.py has the same ones in JAX and NumPy.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 #if defined(__CUDACC__)
 #define ZEN_HOST_DEVICE __host__ __device__ __forceinline__
 #elif defined(__GNUC__)
-// Always inlined, so that no copy built for a newer instruction set can stand in for the portable one at link time.
+// Always inlined, so that no copy built for a newer instruction set can replace the portable one at link time.
 #define ZEN_HOST_DEVICE inline __attribute__((always_inline))
 #else
 #define ZEN_HOST_DEVICE inline
@@ -14,7 +14,7 @@
 
 namespace zen {
 
-// The end of MurmurHash3: a bijection in which every bit of h counts for every bit of the result.
+// The finaliser of MurmurHash3: a bijection in which every bit of h affects every bit of the result.
 ZEN_HOST_DEVICE uint32_t murmur3_finish(uint32_t h) {
   h ^= h >> 16;
   h *= 0x85ebca6bu;
@@ -35,7 +35,7 @@ ZEN_HOST_DEVICE uint32_t murmur3(uint32_t key, uint32_t seed) {
   return murmur3_finish(h ^ 4u);
 }
 
-// Maps a 32-bit hash to [0, range) by the high half of a product: uniform, and no division.
+// Maps a 32-bit hash to [0, range) by the high half of a product: uniform, and without a division.
 ZEN_HOST_DEVICE uint32_t reduce_to_range(uint32_t hash, uint32_t range) {
   return static_cast<uint32_t>((static_cast<uint64_t>(hash) * range) >> 32);
 }
@@ -57,7 +57,7 @@ ZEN_HOST_DEVICE uint32_t offset_in_tile(uint32_t server, uint32_t rotation, uint
   return server >= rotation ? server - rotation : server + n - rotation;
 }
 
-// h0 and h_i of the paper's Algorithm 1: one MurmurHash3 with a seed of its own each.
+// h0 and h_i of the paper's Algorithm 1: MurmurHash3, each with its own seed.
 ZEN_HOST_DEVICE uint32_t hierarchical_hash(uint32_t index, uint32_t i, uint32_t range, uint32_t seed) {
   return reduce_to_range(murmur3(index, seed + i), range);
 }

@@ -1,5 +1,5 @@
-// The sizes of one call of each primitive. `batch` is the product of the leading dimensions; the other fields
-// describe one batch item. A unit is `width` elements in a row; positions are local indices on a server.
+// The sizes of one call of each primitive. `batch` is the product of the leading dimensions; the other fields describe
+// one batch item. A unit is `width` consecutive elements; positions are local indices on a server.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +57,7 @@ struct UniqueIdsProblem {
   int64_t size;
 };
 
-// A message is a head, positions of 32 bits if it has any, and units, each as whole words.
+// A message is a head, 32-bit positions if it has any, and units, each in whole words.
 struct MessageProblem {
   int64_t batch;
   int64_t n;
@@ -80,8 +80,8 @@ struct FeedbackProblem {
   int64_t size;  // elements of the gradient
 };
 
-// How many elements to send at least and at most, and the ranks in the sample of the keys below and above which the
-// threshold is not looked for at first.
+// How many elements to send at least and at most, and the ranks in the sample of the two keys between which the search
+// for the threshold starts.
 struct LargestBounds {
   int32_t least;
   int32_t most;

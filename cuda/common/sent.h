@@ -1,4 +1,4 @@
-// What error feedback sends of a total whose own bits are too many for the wire; the rest of it stays.
+// What error feedback sends of a total that has too many bits for the wire; the rest stays.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@ namespace zen {
 
 constexpr uint32_t kInfinityBits = 0x7f800000u;
 
-// A float's bits without the `Dropped` lowest, rounded to nearest even.
+// A float's bits without the `kDropped` lowest, rounded to nearest even.
 template <int kDropped>
 ZEN_HOST_DEVICE uint32_t round_bits(uint32_t bits) {
   constexpr uint32_t kHalf = (1u << (kDropped - 1)) - 1;
   return (bits + kHalf + (bits >> kDropped & 1)) & ~((1u << kDropped) - 1);
 }
 
-// The part of a total that a 16-bit float holds: never infinite where the total is finite, and never subnormal.
-// `max` and `least` are the bits of its largest and smallest normal number.
+// The part of a total that a 16-bit float holds: never infinite if the total is finite, and zero below `least`.
+// `max` and `least` are the bits of the largest and the smallest magnitude that may be sent.
 template <int kDropped>
 ZEN_HOST_DEVICE float sent_part(float total, uint32_t max, uint32_t least) {
   uint32_t bits;

@@ -27,7 +27,7 @@ Index block_index();
 unsigned char* shared_memory();
 
 void block_barrier();
-// Waits for the warp's 32 lanes; the values that they passed.
+// Waits for the warp's 32 lanes and returns the values that they passed.
 const uint32_t* exchange(uint32_t value);
 // Lets other fibers run, now and then or always.
 void maybe_yield();
@@ -35,10 +35,10 @@ void yield();
 
 cudaError_t run_grid(unsigned blocks, unsigned threads, size_t shared_bytes, const std::function<void()>& kernel);
 
-// What tests set: the seed of the schedule and how many blocks are resident at once.
+// Set by tests: the seed of the schedule and how many blocks are resident at once.
 void set_schedule(uint64_t seed, int resident_blocks);
 
-// What the device gives a block, as tests set it.
+// Set by tests: what the device gives a block.
 inline int most_shared_bytes = 227 << 10;
 
 }  // namespace zen::emulation

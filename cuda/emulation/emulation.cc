@@ -24,7 +24,7 @@ struct Warp {
   uint64_t generation = 0;
 };
 
-// A piece of memory whose end touches a page that may not be accessed.
+// A piece of memory that ends at an inaccessible page.
 struct GuardedMemory {
   explicit GuardedMemory(size_t bytes) : mapped((bytes + kPage - 1) / kPage * kPage + kPage) {
     base =
@@ -48,7 +48,7 @@ struct Thread {
   unsigned index = 0;
   bool started = false;
   bool finished = false;
-  const uint64_t* waits_for = nullptr;  // a generation that must leave `seen`
+  const uint64_t* waits_for = nullptr;  // a generation that must move on from `seen`
   uint64_t seen = 0;
   jmp_buf resume;
   ucontext_t start;
@@ -144,7 +144,7 @@ void resume(Thread* thread) {
   setcontext(&thread->start);
 }
 
-// Runs each runnable thread of a random warp, from a random lane on; whether there was any.
+// Runs each runnable thread of a random warp, from a random lane on; returns whether there was any.
 bool run_warp(Block* block) {
   const unsigned first = random_below(static_cast<uint32_t>(block->warps.size())) * kLanes;
   const unsigned rotation = random_below(kLanes);

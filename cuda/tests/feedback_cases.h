@@ -1,4 +1,4 @@
-// Oracle of send_largest.
+// Oracle for send_largest.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ KeyOf<Sum> key_bits(Sum x) {
   return bits & static_cast<KeyOf<Sum>>(~KeyOf<Sum>{0} >> 1);
 }
 
-// What of a finite total its type on the wire holds.
+// The part of a finite total that its type on the wire holds.
 template <typename Sum>
 Sum expected_part(Sum total, Sum) {
   return total;
@@ -98,7 +98,7 @@ void fill_feedback(Buffer<T>* update, Buffer<Sum>* residual, Buffer<Sum>* veloci
   }
 }
 
-// With `lists`, what is sent is wanted as a list.
+// With `lists`, what is sent is requested as a list.
 template <typename T, typename Sum>
 void test_send_largest(const FeedbackProblem& p, Element element, bool moves, int64_t chunks, bool lists) {
   using Key = KeyOf<Sum>;

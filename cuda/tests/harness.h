@@ -27,8 +27,8 @@ inline std::mt19937_64 rng(7);
 inline int64_t pick(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(rng); }
 inline double uniform() { return std::uniform_real_distribution<double>(0, 1)(rng); }
 
-// "Device" memory: it ends at a page that may not be accessed, but for the padding to 16 bytes, and what surrounds it
-// is checked for stray writes.
+// "Device" memory: apart from the padding to 16 bytes it ends at an inaccessible page, and what surrounds it is checked
+// for stray writes.
 template <typename T>
 class Buffer {
  public:

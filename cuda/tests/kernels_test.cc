@@ -24,7 +24,7 @@ namespace {
 template <typename Bits>
 constexpr Bits kUnwritten = static_cast<Bits>(0x7ad57ad57ad57ad5);
 
-// Bits of a non-zero float, NaNs, infinities and subnormals among them.
+// Bits of a non-zero float, including NaNs, infinities and subnormals.
 template <typename Bits>
 Bits random_nonzero() {
   for (;;) {
@@ -104,7 +104,7 @@ void test_partition(const PartitionProblem& p, double density, uint32_t seed) {
   CHECK(std::equal(expected_values.begin(), expected_values.end(), values.data()), "values of %s", name);
 }
 
-// p.units entries, of which fewer, or seemingly more, are listed.
+// p.units entries; the count says that fewer are listed, or more.
 template <typename Bits>
 void test_partition_coo(const PartitionProblem& p, uint32_t seed) {
   char name[200];
@@ -315,7 +315,7 @@ void random_cases() {
   test_partition_coo<Bits>({batch, units, 1, std::min<int64_t>(n, 3001), capacity}, seed);
   test_encode<Bits>({batch, units, 1, 0, pick(0, 1) ? units + 1 : pick(1, 3000)}, random_density());
   test_encode<Bits>({batch, rows, width, 0, pick(0, 1) ? rows + 1 : pick(1, 90)}, random_density());
-  // A block counts each server's bits: here 65535 of them would take minutes.
+  // A block counts each server's bits: 65535 servers would take minutes here.
   const int64_t decoded = std::min<int64_t>(n, 3001);
   test_decode<Bits>({batch, units, 1, decoded, 0, capacity}, random_density(), seed);
   test_decode<Bits>({batch, rows, width, decoded, 0, std::min<int64_t>(capacity, 50000 / (decoded * width) + 2)},
@@ -343,14 +343,14 @@ void random_sums() {
       static_cast<uint32_t>(rng()));
 }
 
-// A GPU whose blocks have too little shared memory for one pass, as an A10's for many servers.
+// A GPU whose blocks have too little shared memory for one pass, like an A10's for many servers.
 void test_partition_on_a_small_gpu() {
   const int of_h200 = std::exchange(emulation::most_shared_bytes, 99 << 10);
   test_partition<uint32_t>({1, 9000, 1, 128, 20}, 0.3, 5);
   emulation::most_shared_bytes = of_h200;
 }
 
-// Ranges as large as a block's sums, as many as are summed at once; of a larger shard a multiple of as many.
+// Ranges as large as a block's sums, as many as are summed at once; for a larger shard, a multiple of that number.
 void test_large_shard() {
   emulation::set_schedule(rng(), 3);
   const int64_t larger = 13'375'000;

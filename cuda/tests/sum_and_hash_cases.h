@@ -1,4 +1,4 @@
-// Oracles of aggregate, alone and with encode, and of hierarchical_hash.
+// Oracles for aggregate, alone and with encode, and for hierarchical_hash.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace zen::cuda {
 
-// Stored values are small integers, halves and infinities, so float64 arithmetic is exact up to the last rounding.
+// Stored values are small multiples of 1/64, so float64 arithmetic is exact up to the last rounding.
 template <typename T>
 struct Stored {
   static T make(double x) { return static_cast<T>(x); }

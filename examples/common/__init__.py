@@ -1,1 +1,1 @@
-"""What the examples share: options, workers, the training loop, checkpoints and reports."""
+"""Code shared by the examples: options, workers, the training loop, checkpoints and reports."""

@@ -1,4 +1,4 @@
-"""The program of every example: options, workers, one training run a scheme, and their comparison."""
+"""The program behind every example: options, workers, one training run per scheme, and their comparison."""
 
 import argparse
 import dataclasses
@@ -32,14 +32,14 @@ _EXAMPLES = """examples:
 
 TERMINATED = 128 + signal.SIGTERM
 
-_OWN = ("data", "out")  # paths, which each host may have of its own; what lies there it may not
+_OWN = ("data", "out")  # paths, which may differ between hosts; what they hold may not
 
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """An example: `task(config, load(config))` is what it trains, with `config.workers` workers."""
+    """An example, which trains `task(config, load(config))` with `config.workers` workers."""
 
-    name: str  # of its module, "examples.lm.main"
+    name: str  # of its module, such as "examples.lm.main"
     description: str
     config: type[Config]
     dataset: type  # what `load` returns
@@ -49,8 +49,8 @@ class Example:
 
 
 def main(example: Example, arguments: list[str]) -> int:
-    """Returns the exit code: 0, 2 for options, data and checkpoints that cannot be used, 1 if processes do not come,
-    143 where one was told to end.
+    """Returns the exit code: 0; 2 for options, data or checkpoints that cannot be used; 1 if processes do not arrive;
+    143 if one was told to end.
     """
     parser = _parser(example)
     options = parser.parse_args(arguments)
@@ -92,7 +92,7 @@ def _prepare(example: Example, options: argparse.Namespace) -> None:
 
 
 def _set_up(example: Example, options: argparse.Namespace, *, alone: bool) -> tuple[Config, Workers, Task, str]:
-    """Everything that can be wrong with options and data is found here, before anything is traced."""
+    """Any error in the options or the data is found here, before anything is traced."""
     workers = find_workers(options.workers, example.config.workers if alone else 1, options.machines)
     config = _config(example, options, workers.count)
     dataset, digest = _dataset(example, config)
@@ -123,7 +123,7 @@ def _read_with(example: Example, config: Config) -> dict[str, Any]:
 
 
 def _open(config: Config, workers: Workers, digest: str, scheme: str) -> Checkpoints:
-    """The checkpoints of a scheme's run, which may hold nothing or what this run can go on from."""
+    """The checkpoints of a scheme's run: either none yet, or ones that this run can resume from."""
     folder = config.out / scheme
     folder.mkdir(exist_ok=True)
     checkpoints = Checkpoints(folder / "checkpoints", config, workers, digest)
@@ -135,7 +135,7 @@ def _open(config: Config, workers: Workers, digest: str, scheme: str) -> Checkpo
 
 
 def _compare(config: Config, workers: Workers, task: Task, checkpoints: Mapping[str, Checkpoints]) -> bool:
-    """Whether all runs have come to their ends."""
+    """Whether all runs finished."""
     speaks = jax.process_index() == 0
     if speaks:
         print(*task.lines, f"workers  {workers}, {task.items_per_step:,} {task.items} a step", sep="\n", flush=True)
@@ -156,7 +156,7 @@ def _compare(config: Config, workers: Workers, task: Task, checkpoints: Mapping[
 
 
 def _run(config: Config, workers: Workers, task: Task, scheme: str, checkpoints: Checkpoints) -> Run:
-    """The run of a scheme. It stops short, behind a checkpoint, where some host is told to end (SIGTERM)."""
+    """The run of a scheme. It stops early, after a checkpoint, if any host is told to end (SIGTERM)."""
     run, state = Run(scheme), initial_state(task, scheme, workers)
     path = config.out / scheme / "metrics.jsonl"
     if checkpoints.last() is not None:

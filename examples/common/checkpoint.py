@@ -1,7 +1,7 @@
 """Checkpoints of a run with Orbax: resumed with as many workers, it is bitwise the run that was never stopped.
 
-With another number of workers, what each worker kept to itself is shared out: everyone goes on with the mean of the
-sparsifiers' states, so that what was still to be sent is sent, and with a fresh carry.
+With a different number of workers, each worker's private state is redistributed: every worker continues with the mean
+of the sparsifiers' states, so that what was still to be sent is sent, and with a fresh carry.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _KEPT = 2  # the last one, and the one before it
 
 
 class Checkpoints:
-    """The checkpoints of one run, in a folder of their own; `data` is the digest of what it trains on."""
+    """The checkpoints of one run, in their own folder; `data` is the digest of what it trains on."""
 
     def __init__(self, folder: Path, config: Config, workers: Workers, data: str):
         self._folder, self._workers, self._steps = folder.absolute(), workers, config.steps
@@ -35,28 +35,28 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
 
     def last(self) -> int | None:
-        """How many steps lie behind the last checkpoint; None where there is none."""
+        """How many steps precede the last checkpoint; None if there is none."""
         return self._manager.latest_step()
 
     def wanted_at_once(self, steps: int) -> bool:
-        """Whether a process was told to end (SIGTERM), and this is the step behind which all are to keep a checkpoint.
+        """Whether a process was told to end (SIGTERM) and this is the step after which all must save a checkpoint.
 
-        To be asked after every step. Without jax.distributed the signal ends a process by itself.
+        Call it after every step. Without jax.distributed the signal ends the process directly.
         """
         return self._manager.reached_preemption(steps)
 
     def save(self, steps: int, state: State) -> None:
-        """Keeps the state behind `steps` steps."""
+        """Saves the state after `steps` steps."""
         about = {"workers": self._workers.count, **self._about}
         args = {"state": ocp.args.StandardSave(_named(state)), "about": ocp.args.JsonSave(about)}
         self._manager.save(steps, args=ocp.args.Composite(**args))
 
     def restore(self, fresh: State) -> State:
-        """The state of the last checkpoint, laid out like `fresh`; a ValueError where it is not one of this run."""
+        """The state of the last checkpoint, laid out like `fresh`; raises ValueError if it does not match this run."""
         count = self.check()
         if count == self._workers.count:
             return self._read(jax.tree.map(_abstract, fresh))
-        # What each worker has its own of lies whole on every device while the number of workers changes.
+        # While the number of workers changes, every device holds the private state of all old workers.
         whole = self._workers.sharding(SAME)
 
         def of_old_workers(leaf: jax.Array) -> jax.ShapeDtypeStruct:
@@ -70,11 +70,11 @@ class Checkpoints:
         return saved._replace(sparsifier=jax.tree.map(self._share_out, saved.sparsifier), carry=fresh.carry)
 
     def close(self) -> None:
-        """Waits for what is still being written."""
+        """Waits for pending writes."""
         self._manager.close()
 
     def check(self) -> int:
-        """How many workers made the last checkpoint; a ValueError where this run cannot go on from it."""
+        """How many workers made the last checkpoint; raises ValueError if this run cannot resume from it."""
         with self._reading():
             args = ocp.args.Composite(about=ocp.args.JsonRestore())
             about = self._manager.restore(self.last(), args=args)["about"]
@@ -94,7 +94,7 @@ class Checkpoints:
         return count
 
     def _read(self, wanted: State) -> State:
-        """The arrays of the last checkpoint, of the shapes and where they are wanted."""
+        """The arrays of the last checkpoint, with the shapes and shardings in `wanted`."""
         names = _named(wanted)
         with self._reading():
             saved = {name: leaf.shape for name, leaf in self._manager.item_metadata(self.last())["state"].items()}
@@ -111,7 +111,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Inside, whatever of the last checkpoint is gone or cannot be read is a ValueError."""
+        """Inside, any missing or unreadable part of the last checkpoint raises ValueError."""
         try:
             yield
         except (ValueError, OSError, KeyError, AttributeError) as error:
@@ -121,14 +121,14 @@ class Checkpoints:
             ) from error
 
     def _share_out(self, leaf: jax.Array) -> jax.Array:
-        """The mean of the old workers' rows for each of the present ones."""
+        """Gives each present worker the mean of the old workers' rows."""
         rows = np.asarray(leaf.addressable_data(0))
         mean = rows.mean(axis=0).astype(rows.dtype)
         return self._workers.spread(np.stack([mean] * len(self._workers.local)))
 
 
 def _named(state: State) -> dict[str, Any]:
-    """The leaves in order, each under its path: no container's class is part of a checkpoint."""
+    """The leaves in order, keyed by path, so that no container class is part of a checkpoint."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]}
 
 

@@ -1,4 +1,4 @@
-"""What a run depends on, each option with its default, its meaning and what it may be."""
+"""The options of a run, each with its default, its meaning and its permitted values."""
 
 import argparse
 import dataclasses
@@ -10,20 +10,20 @@ from zen_jax.cli.options import at_least, positive
 
 
 def option(default: Any, meaning: str, **checks: Any) -> Any:
-    """A field of a configuration that the command line can set; `least=` bounds integers."""
+    """A configuration field that the command line can set; `least=` is the lower bound of an integer."""
     return dataclasses.field(default=default, metadata={"meaning": meaning, **checks})
 
 
 PLANNED = "planned"
-"""In place of a scheme: the first steps are profiled, and a plan then chooses for each leaf."""
+"""Used in place of a scheme: the first steps are profiled, then a plan chooses a scheme for each leaf."""
 
 ROW_SPARSE = "row_sparse"
-"""In place of a scheme: gradients of tables are of the rows looked up, from the backward pass to the optimizer."""
+"""Used in place of a scheme: table gradients hold only the rows looked up, from backward pass to optimizer."""
 
 _CHOICES = (*zen.schemes.names(), PLANNED, ROW_SPARSE)
 
 SYNC = f"schemes to train with, comma-separated, of {', '.join(_CHOICES)} (guide: zen.autotune, zen.embedding)"
-"""The meaning of --sync, for examples that have a default of their own."""
+"""The meaning of --sync, for examples that set their own default."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Config:
 
 
 RESUMABLE = ("data", "sync", "workers", "machines", "steps", "out", "checkpoint_every", "resume")
-"""What may differ when a checkpoint is resumed."""
+"""Options that may differ when a run is resumed."""
 
 
 def add_options(parser: argparse.ArgumentParser, config: type[Config]) -> None:
@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser, config: type[Config]) -> None:
             continue
         shown = ",".join(field.default) if isinstance(field.default, tuple) else field.default
         help_text = meaning if field.default is None else f"{meaning} (default: {shown})"
-        # The number of workers has no default of its own: devices decide, where there are several.
+        # The number of workers has no fixed default: if there are several devices, their number decides.
         default = None if field.name == "workers" else field.default
         parse, metavar = _reader(field)
         parser.add_argument(name, type=parse, default=default, metavar=metavar, help=help_text)

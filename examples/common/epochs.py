@@ -12,8 +12,8 @@ from examples.common.task import DataError
 def shuffled(count: int, config: Config) -> Callable[[int, Sequence[int]], np.ndarray]:
     """chosen(step, workers) -> numbers below `count`, int64 [len(workers), batch].
 
-    No two workers of an epoch read the same example, and each epoch has an order of its own; what is left over for
-    less than a step is not read in it. A DataError where `count` examples are too few for one step.
+    No two workers read the same example within an epoch, and each epoch has its own order; a remainder too small for
+    a step is left out of that epoch. Raises DataError if `count` examples are too few for one step.
     """
     whole = config.workers * config.batch
     steps = count // whole

@@ -1,4 +1,4 @@
-"""Errors of whoever starts an example, apart from those that training runs into."""
+"""User errors when starting an example, as distinct from errors during training."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ class BadInput(ValueError):
 
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
-    """Inside, whatever cannot be used, or read, is a BadInput."""
+    """Inside, anything that cannot be used or read raises BadInput."""
     try:
         yield
     except (ValueError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Several processes: joining those that a launcher started, or starting them here."""
+"""Several processes: joins those that a launcher started, or starts them here."""
 
 import contextlib
 import os
@@ -18,16 +18,16 @@ from examples.common.rank import Rank, launcher_knows
 from examples.common.watch import Watch
 
 _LAST_WORDS = 2.0  # seconds for process 0 to say why, once another has failed
-_GRACE = 60.0  # seconds for processes to end by themselves, and to keep a large checkpoint before
-_PORTS = range(20_000, 32_000, 2)  # below those that systems give to connections while processes start
-_JAX_PATIENCE = 2  # timeouts after which JAX ends a process whose peer is dead, unless the watch has
+_GRACE = 60.0  # seconds for processes to save a large checkpoint and end by themselves
+_PORTS = range(20_000, 32_000, 2)  # below the ephemeral ports, which connections may take while processes start
+_JAX_PATIENCE = 2  # timeouts until JAX ends a process whose peer is dead, unless the watch has done so
 
 
 @contextlib.contextmanager
 def joined(rank: Rank | None, timeout: int) -> Iterator[None]:
-    """Inside, this process is connected with the others; nothing happens where it runs alone.
+    """Inside, this process is connected to the others; nothing happens if it runs alone.
 
-    Should a process be killed, stuck for `timeout` seconds, or leave by an exception, all end and say why.
+    If a process is killed, is stuck for `timeout` seconds, or leaves by an exception, all end and say why.
     """
     if rank is None and not launcher_knows():
         yield
@@ -40,7 +40,7 @@ def joined(rank: Rank | None, timeout: int) -> Iterator[None]:
         yield
         return
     with Watch(rank, timeout):
-        # Of a launcher only the processes on this host are asked for, which share its devices.
+        # JAX asks a launcher only for the processes on this host, which share its devices.
         detection = None if launcher_knows() else "deactivate"
         jax.distributed.initialize(
             rank.coordinator, rank.count, rank.index, cluster_detection_method=detection, **limits
@@ -51,8 +51,8 @@ def joined(rank: Rank | None, timeout: int) -> Iterator[None]:
 def start(command: list[str], count: int) -> int:
     """Runs `command` in `count` processes on this machine. Returns an exit code; the first to fail ends them all.
 
-    They train on CPUs unless JAX_PLATFORMS says otherwise: each would take all GPUs for itself. A signal to end ends
-    them, too: left alone they would go on and write where a run started anew does.
+    They train on CPUs unless JAX_PLATFORMS says otherwise: each would take all GPUs for itself. A signal that ends
+    this process ends them, too: left alone, they would keep writing where a restarted run writes.
     """
     endings = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(ending, lambda number, _: sys.exit(128 + number)) for ending in endings]
@@ -64,7 +64,7 @@ def start(command: list[str], count: int) -> int:
             for index, path in enumerate(paths):
                 rank = ["--coordinator", coordinator, "--num-processes", str(count), "--process-id", str(index)]
                 with path.open("w") as log:
-                    # Process 0 speaks for all; what the others say matters only where one of them fails.
+                    # Process 0 speaks for all; what the others print matters only if one of them fails.
                     streams = {} if index == 0 else {"stdout": log, "stderr": log}
                     processes.append(subprocess.Popen([*command, *rank], env=environment, **streams))
             while any(process.poll() is None for process in processes):
@@ -83,7 +83,7 @@ def start(command: list[str], count: int) -> int:
 
 
 def free_ports() -> int:
-    """A port that is free, as is the one behind it."""
+    """A port that is free, as is the next one."""
     while True:
         port = random.SystemRandom().choice(_PORTS)
         with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
@@ -93,12 +93,12 @@ def free_ports() -> int:
 
 
 def _report(processes: list[subprocess.Popen], logs: list[Path]) -> int:
-    """Says which processes failed, unless process 0 has, and returns an exit code."""
+    """Prints which processes failed, unless process 0 has done so, and returns an exit code."""
     fates, verdicts, codes = [], [], [process.poll() or 0 for process in processes]
     if not any(codes):
         return 0
     for index, code in enumerate(codes):
-        # A killed process leaves no word on why, and those of process 0 have been seen.
+        # A killed process gives no reason, and the output of process 0 has been seen.
         words = logs[index].read_text(errors="replace").strip().splitlines()[-1:] if code > 0 and index > 0 else []
         if code:
             cause = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -113,7 +113,7 @@ def _end(processes: list[subprocess.Popen]) -> None:
     for process in processes:
         if process.poll() is None:
             process.terminate()
-            process.send_signal(signal.SIGCONT)  # a stopped one would not hear
+            process.send_signal(signal.SIGCONT)  # a stopped process would not react
     deadline = time.monotonic() + _GRACE
     for process in processes:
         try:

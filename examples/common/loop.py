@@ -16,12 +16,12 @@ from examples.common.config import PLANNED, ROW_SPARSE, Config
 from examples.common.task import PyTree, Task
 from examples.common.workers import EACH, SAME, Workers
 
-# On a CPU XLA drops optimization barriers before it fuses. With them an optimizer rounds the same behind every scheme.
+# On a CPU, XLA drops optimization barriers before fusing. With them, an optimizer rounds alike after every scheme.
 _KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 
 
 class State(NamedTuple):
-    """All that a step changes, and a checkpoint holds."""
+    """Everything that a step changes and a checkpoint holds."""
 
     params: PyTree
     optimizer: PyTree
@@ -43,12 +43,12 @@ class Step:
 
 @dataclasses.dataclass
 class Run:
-    """One training run: its steps so far and, at the end, the figure on the data held out."""
+    """One training run: its steps so far and, at the end, its figure on the held-out data."""
 
     scheme: str
     steps: list[Step] = dataclasses.field(default_factory=list)
     figure: float | None = None
-    plan: zen.Plan | None = None  # what `PLANNED` has come to
+    plan: zen.Plan | None = None  # chosen under `PLANNED`
 
 
 def initial_state(task: Task, scheme: str, workers: Workers) -> State:
@@ -66,9 +66,9 @@ def initial_state(task: Task, scheme: str, workers: Workers) -> State:
 
 
 def train(task: Task, config: Config, workers: Workers, run: Run, state: State) -> Iterator[tuple[Step, State]]:
-    """Goes on from `run` and `state` up to `config.steps` steps; yields each step and the state behind it.
+    """Continues from `run` and `state` up to `config.steps` steps; yields each step and the state after it.
 
-    A state that was yielded is donated to the step after it.
+    A yielded state is donated to the next step.
     """
     make = partial(make_step, task, config.seed, run.scheme, workers)
     planned = run.scheme == PLANNED
@@ -96,7 +96,7 @@ def _synchronized(
 def make_step(
     task: Task, seed: int, scheme: str, workers: Workers, plan: zen.Plan | zen.Profiler | None
 ) -> Callable[[State, PyTree, np.int32], tuple[State, jax.Array, zen.Info]]:
-    """A compiled step of all workers: (state, batch, number) -> (state, mean loss, info). The state is donated."""
+    """A compiled step for all workers: (state, batch, number) -> (state, mean loss, info). The state is donated."""
     options = _KEEP_BARRIERS if jax.default_backend() == "cpu" else None
     worker_step = _worker_step(task, seed, scheme, workers, plan)
     step_fun = workers.run(worker_step, inputs=(KINDS, EACH, SAME), outputs=(KINDS, SAME, SAME))

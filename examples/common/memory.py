@@ -1,16 +1,16 @@
-"""Memory that a step frees stays with the process for the next one."""
+"""Keeps the memory that a step frees in the process for the next step."""
 
 import ctypes
 
-_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of glibc's malloc.h
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # from glibc's malloc.h
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc's malloc to reuse memory rather than return it; does nothing where there is no glibc.
+    """Tells glibc's malloc to reuse memory rather than return it; does nothing without glibc.
 
-    On a CPU each step allocates the gradients of all emulated workers anew, hundreds of megabytes. By default they
-    go back to the kernel, and faulting them in again costs about as much time as the arithmetic. Call this before
-    jax is imported: threads that exist already keep their own ways.
+    On a CPU, each step allocates the gradients of all emulated workers anew: hundreds of megabytes. By default they
+    go back to the kernel, and faulting them in again takes about as long as the arithmetic. Call this before jax is
+    imported: threads that already exist keep their old behaviour.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

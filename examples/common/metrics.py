@@ -1,4 +1,4 @@
-"""metrics.jsonl: a line for each step of a run, written as it ends."""
+"""metrics.jsonl: one line per step of a run, written as the step ends."""
 
 import dataclasses
 import itertools
@@ -10,7 +10,7 @@ from examples.common.loop import State, Step
 
 
 def read(path: Path, steps: int) -> list[Step]:
-    """The first `steps` steps of a run that went before."""
+    """The first `steps` steps of the run being resumed."""
     try:
         with path.open() as lines:
             rows = [json.loads(line) for line, _ in zip(lines, range(steps), strict=False)]
@@ -23,8 +23,8 @@ def read(path: Path, steps: int) -> list[Step]:
 
 
 def record(path: Path, before: list[Step], steps: Iterable[tuple[Step, State]]) -> Iterator[tuple[Step, State]]:
-    """Passes `steps` on and writes each, behind those `before`."""
-    # Whoever stops this run at any time loses no line of those before.
+    """Passes `steps` through and writes each one, after those in `before`."""
+    # Whenever this run is stopped, no line of those before is lost.
     kept = path.with_suffix(".kept")
     kept.write_text("".join(itertools.starmap(_line, enumerate(before))))
     kept.replace(path)

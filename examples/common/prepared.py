@@ -1,6 +1,6 @@
-"""Data sets prepared once, as arrays that a process maps: of them it reads what it uses, the rows of its own workers.
+"""Data sets prepared once, as arrays that a process memory-maps: it reads only what it uses, its own workers' rows.
 
-A data set is a dataclass of arrays, of others like it, and of words and numbers that JSON knows.
+A data set is a dataclass of arrays, nested data sets, and text and numbers that JSON can represent.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from examples.common.task import DataError
 
 Dataset = TypeVar("Dataset")
 
-_ABOUT = "prepared.json"  # beside the arrays; written last, so that half a data set is none
+_ABOUT = "prepared.json"  # beside the arrays; written last, so that an incomplete data set does not count as one
 
 
 def is_prepared(folder: Path | None) -> bool:
@@ -24,7 +24,7 @@ def is_prepared(folder: Path | None) -> bool:
 
 
 def digest(dataset: Any) -> str:
-    """Of all that a data set holds but text, which describes it: the same wherever it lies."""
+    """The digest of all that a data set holds except strings, which describe it; the same wherever it lies."""
     found = hashlib.sha256()
     for value in _flat(dataset).values():
         if isinstance(value, np.ndarray):
@@ -35,7 +35,7 @@ def digest(dataset: Any) -> str:
 
 
 def write(folder: Path, dataset: Any, options: Mapping[str, Any]) -> None:
-    """Writes a data set that was read with `options`, into a folder that does not hold one yet."""
+    """Writes a data set that was read with `options`, into a folder that does not yet hold one."""
     if is_prepared(folder):
         raise DataError(f"{folder} holds a prepared data set already: give another folder, or delete it")
     flat = _flat(dataset)
@@ -54,7 +54,7 @@ def write(folder: Path, dataset: Any, options: Mapping[str, Any]) -> None:
 
 
 def opened(folder: Path, kind: type[Dataset], options: Mapping[str, Any]) -> tuple[Dataset, str]:
-    """A prepared data set, its arrays mapped, and its digest; a DataError where it is not one read with `options`."""
+    """A prepared data set, memory-mapped, and its digest; raises DataError if it is not one read with `options`."""
     try:
         about = json.loads((folder / _ABOUT).read_text())
         if about["kind"] != _name(kind):
@@ -79,7 +79,7 @@ def _name(kind: type) -> str:
 
 
 def _mapped(path: Path, dtype: str, shape: list[int]) -> np.ndarray:
-    if 0 in shape:  # nothing, which cannot be mapped
+    if 0 in shape:  # an empty array cannot be mapped
         return np.zeros(shape, dtype)
     array = np.load(path, mmap_mode="r")
     if [array.dtype.str, [*array.shape]] != [dtype, shape]:
@@ -88,7 +88,7 @@ def _mapped(path: Path, dtype: str, shape: list[int]) -> np.ndarray:
 
 
 def _flat(dataset: Any, prefix: str = "") -> dict[str, Any]:
-    """Its arrays and values by path, "train.rows"."""
+    """The arrays and values of a data set by path, such as "train.rows"."""
     flat = {}
     for field in dataclasses.fields(dataset):
         value, name = getattr(dataset, field.name), prefix + field.name
@@ -97,7 +97,7 @@ def _flat(dataset: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _built(kind: type[Dataset], flat: Mapping[str, Any], prefix: str = "") -> Dataset:
-    """What `_flat` took apart."""
+    """Rebuilds what `_flat` took apart."""
 
     def value(field: dataclasses.Field) -> Any:
         name = prefix + field.name

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, a line now and then elsewhere."""
+"""A progress bar on a terminal, an occasional line elsewhere."""
 
 import sys
 import time
@@ -9,13 +9,13 @@ from tqdm import tqdm
 from examples.common.loop import Run, State, Step
 from examples.common.task import Task
 
-_LINES = 10  # a run, where the output is not a terminal
+_LINES = 10  # per run, if the output is not a terminal
 
 
 def watch(
     run: Run, steps: Iterable[tuple[Step, State]], total: int, task: Task, quiet: bool
 ) -> Iterator[tuple[Step, State]]:
-    """Passes `steps` on, showing loss, speed, density and bytes synchronised against dense."""
+    """Passes `steps` through, showing loss, speed, density, and bytes synchronised compared with dense."""
     terminal = sys.stderr.isatty() and not quiet
     first = len(run.steps)
     label = f"{run.scheme:<14}"
@@ -31,7 +31,7 @@ def watch(
             sent += step.info["bytes_pushed"] + step.info["bytes_pulled"]
             dense += step.info["bytes_dense"]
             rate = f"{task.items_per_step * timed / (time.perf_counter() - start):,.0f}" if timed else "-"
-            # A dense all-reduce never counts what is zero.
+            # A dense all-reduce does not count zeros.
             density = "-" if step.info["dense_taken"] == 1 else f"{step.info['density']:.2%}"
             status = (
                 f"loss {step.loss:.3f}, {rate} {task.items}/s, density {density}, "

@@ -1,4 +1,4 @@
-"""This process among several, as options, an environment or a launcher say."""
+"""This process among several, as given by options, the environment or a launcher."""
 
 import dataclasses
 import os
@@ -10,7 +10,7 @@ _INDICES = ("JAX_PROCESS_ID", "PROCESS_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RAN
 
 @dataclasses.dataclass(frozen=True)
 class Rank:
-    """This process among `count`; process 0 listens at `coordinator`, `host:port`, and at the next port."""
+    """This process among `count`; process 0 listens at `coordinator` (`host:port`) and at the next port."""
 
     coordinator: str
     count: int
@@ -22,12 +22,12 @@ class Rank:
         return host.strip("[]"), int(port)
 
     def name(self, index: int) -> str:
-        """What a message calls a process."""
+        """The name of a process in messages."""
         return f"process {index} of {self.count}"
 
 
 def rank_from(coordinator: str | None, count: int | None, index: int | None) -> Rank | None:
-    """The rank that options or the environment set, None where neither does; a ValueError where it is half set."""
+    """The rank set by options or the environment, None if neither sets it; raises ValueError if it is half set."""
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     if coordinator is None:
         if count is None and index is None and _from_environment(_BY_HAND) is None:
@@ -49,7 +49,7 @@ def rank_from(coordinator: str | None, count: int | None, index: int | None) -> 
 
 
 def launcher_knows() -> bool:
-    """Whether a launcher started this process that jax.distributed asks by itself."""
+    """Whether this process was started by a launcher that jax.distributed detects by itself."""
     return "SLURM_PROCID" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ
 
 

@@ -1,4 +1,4 @@
-"""What the runs show beside each other: a table, JSON, and a picture."""
+"""The runs side by side: a table, JSON and a plot."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 
 
 def summarise(runs: list[Run], task: Task) -> list[dict]:
-    """One row a run; losses are compared with those of zen, or of the first run where zen is not among them."""
+    """One row per run; losses are compared with those of zen, or of the first run if zen is not among them."""
     reference = next((run for run in runs if run.scheme == "zen"), runs[0])
     return [_summary(run, reference, task) for run in runs]
 
@@ -92,7 +92,7 @@ def write(config: Config, task: Task, runs: list[Run], rows: list[dict]) -> None
 def _plot(path: Path, runs: list[Run]) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     for number, run in enumerate(runs):
-        # Curves that coincide stay visible: broad below, thin and dashed above.
+        # Curves that coincide stay visible: thick below, thin and dashed above.
         style = {"linewidth": 1 + 2 * (len(runs) - 1 - number), "alpha": 0.8, "linestyle": "-" if number == 0 else "--"}
         steps = range(1, len(run.steps) + 1)
         left.plot(steps, [step.loss for step in run.steps], label=run.scheme, **style)

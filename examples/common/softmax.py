@@ -11,7 +11,7 @@ def sampled_cross_entropy(
     """Cross-entropy of each target [...] given features [..., dim], against words drawn once for all of them.
 
     Only the rows of `table` [vocab, dim] named by the targets and the sample get a gradient. Words are numbered by
-    falling frequency.
+    decreasing frequency.
     """
     vocab, dim = table.shape
     features, flat = features.reshape(-1, dim), targets.reshape(-1)

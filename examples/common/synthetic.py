@@ -1,10 +1,10 @@
-"""What synthetic data sets are drawn from."""
+"""The distribution that synthetic data sets are drawn from."""
 
 import numpy as np
 
 
 def zipf(rng: np.random.Generator, count: int | np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Ids from 0 to count - 1, int32 of a shape, as frequent as Zipf's law has words: P(id) falls as 1 / (id + 1).
+    """Ids from 0 to count - 1, int32 of the given shape, distributed by Zipf's law: P(id) falls as 1 / (id + 1).
 
     `count` may be an array that broadcasts against the shape.
     """

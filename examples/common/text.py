@@ -19,7 +19,7 @@ import numpy as np
 from examples.common.task import DataError
 
 EOS, UNK = "<eos>", "<unk>"
-_MAX_BYTES = 64 << 20  # of the standard library that is read
+_MAX_BYTES = 64 << 20  # read at most from the standard library
 _VALID_FRACTION = 0.04  # tail of every file held out when the data has no files named valid*
 _SUFFIXES = (".txt", ".md", ".rst", ".py")
 _SKIPPED_DIRS = {"site-packages", "dist-packages", "__pycache__", "test", "tests"}
@@ -39,7 +39,7 @@ class Corpus:
 def load_corpus(data: Path | None, max_words: int) -> Corpus:
     """Reads `data` (a file, a directory, or None for the standard library) and numbers its words.
 
-    Files named train* and valid* are taken as such and split at white space, one <eos> a line. Any other text is
+    Files named train* and valid* are used as such and split at white space, one <eos> per line. Any other text is
     split into words, numbers and punctuation, and the last lines of every file are held out for validation.
     """
     source, files = _find_files(data)
@@ -49,7 +49,7 @@ def load_corpus(data: Path | None, max_words: int) -> Corpus:
         if not parts[1]:
             parts = _hold_out(parts[0])
     else:
-        # A library may hold a source in another encoding; text that the user names must be right.
+        # The library may contain a source in another encoding; text that the user names must be valid.
         errors = "replace" if data is None else "strict"
         parts = _hold_out([list(_lines(read(f, errors), WORD.findall)) for f in files])
     train, valid = ([*itertools.chain.from_iterable(itertools.chain.from_iterable(part))] for part in parts)
@@ -61,7 +61,7 @@ def load_corpus(data: Path | None, max_words: int) -> Corpus:
 
 
 def streams(tokens: np.ndarray, workers: int, batch: int, unroll: int) -> np.ndarray:
-    """Cuts the text into streams of equal length, `batch` a worker: int32 [workers, batch, length], length > unroll."""
+    """Cuts the text into equal streams, `batch` per worker: int32 [workers, batch, length], length > unroll."""
     count = workers * batch
     length = len(tokens) // count
     if length <= unroll:
@@ -74,7 +74,7 @@ def streams(tokens: np.ndarray, workers: int, batch: int, unroll: int) -> np.nda
 
 
 def window(streams: np.ndarray, step: int, unroll: int) -> np.ndarray:
-    """The words of one step and, one place on, their successors: int32 [..., unroll + 1]."""
+    """The words of one step and, one position later, their successors: int32 [..., unroll + 1]."""
     start = step % ((streams.shape[-1] - 1) // unroll) * unroll
     return streams[..., start : start + unroll + 1]
 
@@ -111,7 +111,7 @@ def _text_files(root: Path) -> list[Path]:
 
 
 def read(path: Path, errors: str = "strict") -> str:
-    """A whole file of UTF-8, unpacked where its name ends in .gz."""
+    """The whole text of a UTF-8 file, decompressed if its name ends in .gz."""
     try:
         raw = path.read_bytes()
         return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8", errors)
@@ -136,15 +136,15 @@ def _hold_out(files: list[list[list[str]]]) -> list[list[list[list[str]]]]:
 
 
 def vocabulary(tokens: Iterable[str], max_words: int) -> list[str]:
-    """The most frequent words, the commonest first, behind <eos> and <unk>."""
+    """<eos> and <unk>, then the most frequent words by decreasing frequency."""
     counts = collections.Counter(tokens)
     del counts[EOS], counts[UNK]
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    # <eos> and <unk> are as frequent as the commonest words, and ids stand for ranks.
+    # <eos> and <unk> are as frequent as the most common words, and ids stand for ranks.
     return [EOS, UNK, *ranked][:max_words]
 
 
 def encode(tokens: list[str], ids: dict[str, int]) -> np.ndarray:
-    """int32 [tokens]; a word without an id is <unk>."""
+    """int32 [tokens]; a word without an id becomes <unk>."""
     unknown = ids[UNK]
     return np.fromiter((ids.get(token, unknown) for token in tokens), np.int32, len(tokens))

@@ -1,9 +1,9 @@
-"""Processes that watch each other: when one is killed, stuck or fails, all others end and say which one it was.
+"""Processes that watch each other: when one is killed, gets stuck or fails, all others end and say which one it was.
 
-Every process keeps a TCP connection with process 0, at the port behind the coordinator's, and sends a beat over it a
-few times per timeout. A connection that closes without a farewell is a process that was killed, one that is silent for
-the timeout a process that is stuck. Process 0 tells the others. JAX's own heartbeats would end them too, but by abort()
-and not always with a name; they are to wait longer, and remain for what this cannot see.
+Every process keeps a TCP connection to process 0, at the port after the coordinator's, and sends a heartbeat over it a
+few times per timeout. A connection that closes without a farewell means that its process was killed, one that is silent
+for the timeout that its process is stuck. Process 0 tells the others. JAX's own heartbeats would end them too, but by
+abort() and not always naming the process; they wait longer, and remain for what this watch cannot see.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ import traceback
 from examples.common.errors import BadInput
 from examples.common.rank import Rank
 
-ARRIVAL = 300.0  # seconds for all processes to come, as in jax.distributed
+ARRIVAL = 300.0  # seconds for all processes to arrive, as in jax.distributed
 _BEATS = 5  # per timeout
-_VERDICT = 3.0  # seconds in which word of a killed process surely comes
+_VERDICT = 3.0  # seconds within which news of a killed process is sure to arrive
 _PARTING = 1.0  # seconds for the others to leave before process 0, whose end JAX takes for a crash
 _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130  # exit codes
 
@@ -34,16 +34,16 @@ _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130  # exit codes
 class _Peer:
     connection: socket.socket
     index: int = 0
-    heard: float = math.inf  # when last; silence counts from the first word on
+    heard: float = math.inf  # time of the last message; silence counts from the first one on
     unread: bytes = b""
     done: bool = False
 
     def send(self, *words: object) -> None:
-        with contextlib.suppress(OSError):  # whoever reads will find that it is gone
+        with contextlib.suppress(OSError):  # receive() will find that the peer is gone
             self.connection.sendall(json.dumps(words).encode() + b"\n")
 
     def receive(self) -> list[list] | None:
-        """The messages that have come, waiting for the first; None where nothing will come any more."""
+        """The messages that have arrived, waiting for the first; None if no more can arrive."""
         lines: list[bytes] = []
         while not lines:
             try:
@@ -58,15 +58,15 @@ class _Peer:
 
 
 class Watch:
-    """Inside the `with` block the processes watch each other; an exception out of it ends them all.
+    """Inside the `with` block the processes watch each other; an exception that leaves it ends them all.
 
     Args:
       rank: this process.
       timeout: seconds of silence after which a process counts as stuck.
 
     Raises:
-      OSError: where processes do not come in five minutes.
-      BadInput: where they come with other ranks than they should, or the port is taken.
+      OSError: if processes do not arrive within five minutes.
+      BadInput: if their ranks are inconsistent, or the port is taken.
     """
 
     def __init__(self, rank: Rank, timeout: float):
@@ -83,7 +83,7 @@ class Watch:
             peer.connection.settimeout(self._timeout)
             if first:
                 peer.send("complete")
-                peer.heard = time.monotonic()  # the last to come may have come late
+                peer.heard = time.monotonic()  # the last process may have arrived late
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         if not first and not self._complete.wait(2 * ARRIVAL):
             raise TimeoutError(f"{self._rank.name(0)} does not say whether all processes have come")
@@ -96,7 +96,7 @@ class Watch:
             return
         if not isinstance(error, Exception):
             self._fail(_INTERRUPTED, "interrupted")
-        time.sleep(_VERDICT)  # Collectives and checkpoints fail where another process died: it is to be named.
+        time.sleep(_VERDICT)  # Collectives and checkpoints fail when another process dies: wait to learn which one.
         if isinstance(error, BadInput):
             self._fail(_BAD_INPUT, str(error))
         traceback.print_exception(error)
@@ -122,7 +122,7 @@ class Watch:
                             )
 
     def _listen(self, peer: _Peer) -> bool:
-        """Takes in what a process says; whether there may be more."""
+        """Handles what a process sends; returns whether more may follow."""
         try:
             messages = peer.receive()
         except ValueError:
@@ -141,17 +141,17 @@ class Watch:
         return True
 
     def _fail(self, code: int, text: str) -> None:
-        """Ends all processes for what happened in this one."""
+        """Ends all processes because of what happened in this one."""
         why = f"{self._rank.name(self._rank.index)} failed: {text}"
         if self._rank.index > 0:
             self._peers[0].send("over", code, why)
-            time.sleep(self._timeout)  # process 0 sends it back, and the watch ends this one, too
+            time.sleep(self._timeout)  # process 0 sends it back, and the watch ends this process, too
         self._end(code, why)
 
     def _end(self, code: int, why: str) -> None:
-        """Ends this process, and all others where it is the first, without JAX's farewell, which waits for the dead."""
+        """Ends this process, and all others if it is process 0, without JAX's shutdown, which waits for dead ones."""
         if not self._ending.acquire(blocking=False):
-            time.sleep(self._timeout)  # another thread is about to
+            time.sleep(self._timeout)  # another thread is about to end it
         if self._rank.index == 0:
             for peer in self._peers:
                 peer.send("over", code, why)
@@ -166,7 +166,7 @@ class Watch:
 
 
 def _meet_others(rank: Rank, timeout: float) -> list[_Peer]:
-    """Waits for all other processes, in process 0."""
+    """In process 0, waits for all other processes."""
     peers: list[_Peer] = []
     missing, deadline = set(range(1, rank.count)), time.monotonic() + ARRIVAL
 
@@ -176,7 +176,7 @@ def _meet_others(rank: Rank, timeout: float) -> list[_Peer]:
         return error(why)
 
     port = rank.address[1]
-    _listen_at(rank, port, 1).close()  # gRPC would share it with another run, and end that one
+    _listen_at(rank, port, 1).close()  # gRPC would share the port with another run, and end that run
     with _listen_at(rank, port + 1, rank.count) as server:
         while missing:
             server.settimeout(max(0.01, deadline - time.monotonic()))
@@ -213,7 +213,7 @@ def _listen_at(rank: Rank, port: int, backlog: int) -> socket.socket:
 
 
 def _hello(peer: _Peer, timeout: float) -> tuple[int, int] | None:
-    """Index and count with which a process came; None for anything else that connects."""
+    """The index and count that a process reports; None for anything else that connects."""
     peer.connection.settimeout(timeout)
     try:
         word, index, count = peer.receive()[0]
@@ -223,14 +223,14 @@ def _hello(peer: _Peer, timeout: float) -> tuple[int, int] | None:
 
 
 def _meet_first(rank: Rank) -> _Peer:
-    """Connects with process 0."""
+    """Connects to process 0."""
     host, port = rank.address
     deadline = time.monotonic() + ARRIVAL
     while True:
         try:
             peer = _Peer(socket.create_connection((host, port + 1), timeout=ARRIVAL))
             break
-        except OSError as error:  # not there yet, or not known by its name yet
+        except OSError as error:  # not listening yet, or its name does not resolve yet
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{rank.name(0)} does not answer at {host}:{port + 1}: {error}") from error
             time.sleep(0.2)
@@ -239,12 +239,12 @@ def _meet_first(rank: Rank) -> _Peer:
 
 
 def _slow_abort() -> None:
-    """Has abort() take 6 seconds.
+    """Makes abort() take 6 seconds.
 
-    JAX aborts a process in the very moment that process 0 is gone, and could be faster than the watch. A handler of
-    Python's would come too late; sleep() may be called in one of C's, and sleeps for the number of the signal.
+    JAX aborts a process the moment that process 0 is gone, possibly before the watch ends it. A Python signal handler
+    would run too late; C's sleep() is async-signal-safe and, as the handler, sleeps for the number of the signal.
     """
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # no POSIX
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # not POSIX
         libc = ctypes.CDLL(None)
         libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
         libc.signal.restype = ctypes.c_void_p

@@ -1,8 +1,8 @@
 """Where the workers live: all in one process (emulated), or one on every device of all processes.
 
 A worker's program is an ordinary function that calls collectives over `axes`. Both classes turn it into a function
-for all workers; an argument or result, or a part of it, is `EACH` (every worker has its own, stacked in front) or
-`SAME`.
+for all workers; an argument or result, or a part of it, is `EACH` (every worker has its own, stacked along the first
+axis) or `SAME`.
 """
 
 from collections.abc import Sequence
@@ -29,14 +29,14 @@ class Emulated:
         return f"{self.count} emulated workers in one process"
 
     def cluster(self) -> zen.Cluster:
-        """The links that a plan is made for: nothing is measured, as if each worker were a host of its own."""
+        """The links that a plan assumes: nothing is measured, and each worker counts as a host of its own."""
         return zen.Cluster(self.count)
 
     def run(self, fun, inputs: tuple, outputs: tuple):
         return jax.vmap(fun, in_axes=inputs, out_axes=outputs, axis_name=self.axes[0])
 
     def share(self, tree):
-        """The same values for every worker, in arrays of their own."""
+        """The same values for every worker, in new arrays."""
         return jax.tree.map(jax.numpy.array, tree)
 
     def spread(self, tree):
@@ -44,12 +44,12 @@ class Emulated:
         return jax.tree.map(jax.numpy.array, tree)
 
     def sharding(self, kind: int | None) -> Sharding:
-        """Where arrays of a kind lie."""
+        """The sharding of arrays of a kind."""
         return SingleDeviceSharding(jax.devices()[0])
 
 
 class Devices:
-    """One worker on each device of every process. Several machines are an axis of the mesh, their devices another."""
+    """One worker on each device of every process. Several machines form one axis of the mesh, their devices another."""
 
     def __init__(self, machines: int = 1):
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
@@ -95,12 +95,12 @@ class Devices:
         return jax.tree.map(place, tree)
 
     def sharding(self, kind: int | None) -> NamedSharding:
-        """Where arrays of a kind lie."""
+        """The sharding of arrays of a kind."""
         return NamedSharding(self.mesh, PartitionSpec(self.axes) if kind is EACH else PartitionSpec())
 
 
 def _map_each(fun, kinds, tree):
-    """fun of every array whose kind is EACH."""
+    """Applies fun to every array whose kind is EACH."""
 
     def map_part(kind, part):
         return jax.tree.map(fun, part) if kind is EACH else part
@@ -116,7 +116,7 @@ Workers = Emulated | Devices
 
 
 def find_workers(count: int | None, default: int, machines: int = 1) -> Workers:
-    """Every device where there are several, evenly on so many machines, else `count` emulated workers."""
+    """A worker on every device if there are several, evenly on `machines` machines, else `count` emulated workers."""
     devices = jax.device_count()
     if devices > 1 and count in (None, devices):
         if devices % machines:

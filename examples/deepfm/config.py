@@ -1,4 +1,4 @@
-"""What a run of the example depends on."""
+"""The options of the example."""
 
 import dataclasses
 from pathlib import Path
@@ -9,7 +9,7 @@ from examples.common.config import option
 
 @dataclasses.dataclass(frozen=True)
 class Config(config.Config):
-    """Defaults: a table of 130,819 x 32 with the flights (4.2M parameters) and 8 workers, sized for 2 CPU cores."""
+    """Defaults: with the flights, a table of 130,819 x 32 (4.2M parameters) and 8 workers, sized for 2 CPU cores."""
 
     data: Path | None = option(None, "folder of nycflights_ctr, with data.npz (default: a synthetic set)")
     dim: int = option(32, "width of the embedding table", least=1)

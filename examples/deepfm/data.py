@@ -1,4 +1,4 @@
-"""Examples of categorical fields with a label each, as rows of one embedding table: the flights, or a synthetic set."""
+"""Labelled examples of categorical fields, as rows of one embedding table: the flights, or a synthetic set."""
 
 import dataclasses
 import zipfile
@@ -17,7 +17,7 @@ _SYNTHETIC_EXAMPLES = 120_000
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """One row of the table for each field, int32 [count, fields], and what is to be predicted, float32 [count]."""
+    """One row of the table per field, int32 [count, fields], and the labels to predict, float32 [count]."""
 
     rows: np.ndarray
     labels: np.ndarray
@@ -34,12 +34,12 @@ class Dataset:
 
 
 def load(folder: Path | None, seed: int) -> Dataset:
-    """The data set in `folder`, or a synthetic one; a DataError says what is wrong with it."""
+    """The data set in `folder`, or a synthetic one; raises DataError if it cannot be used."""
     return synthetic(seed) if folder is None else _read(folder / "data.npz")
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
-    """The chance that a positive example scores above a negative one, ties counting half; None without one of each."""
+    """The probability that a positive example scores above a negative one, ties counting half; None without both."""
     _, group, counts = np.unique(scores, return_inverse=True, return_counts=True)
     mean_rank = np.cumsum(counts) - (counts - 1) / 2
     positive = labels > 0.5
@@ -49,7 +49,7 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
 
 
 def synthetic(seed: int) -> Dataset:
-    """Fields with values as frequent as Zipf's law has them, and labels drawn from a hidden factorisation machine."""
+    """Fields with values distributed by Zipf's law, and labels drawn from a hidden factorisation machine."""
     rng = np.random.default_rng(seed)
     fields, count, dim = _SYNTHETIC_FIELDS, _SYNTHETIC_EXAMPLES, 4
     offsets = np.cumsum(fields) - fields

@@ -11,7 +11,7 @@ from zen_jax.embedding.nnx import Embed
 
 
 class DeepFM(nnx.Module):
-    """One table of `rows` rows, those of each field behind those of the field before, holds nearly all parameters."""
+    """One table of `rows` rows, field after field, holds nearly all parameters."""
 
     def __init__(self, rows: int, fields: int, dim: int, hidden: int, *, rngs: nnx.Rngs):
         small = nnx.initializers.normal(0.01)
@@ -22,7 +22,7 @@ class DeepFM(nnx.Module):
         self.out = nnx.Linear(hidden, 1, rngs=rngs)
 
     def __call__(self, rows: jax.Array) -> jax.Array:
-        """rows [batch, fields], one of each field -> logits [batch]."""
+        """rows [batch, fields], one for each field -> logits [batch]."""
         vectors = self.embedding(rows)
         deep = nnx.relu(self.first(vectors.reshape(len(rows), -1)))
         deep = nnx.relu(self.second(deep))

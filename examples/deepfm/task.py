@@ -17,12 +17,12 @@ _AT_ONCE = 4096  # validation examples scored together
 
 
 def load(config: Config) -> data.Dataset:
-    """The examples; a DataError says what is wrong with them."""
+    """The examples; raises DataError if they cannot be used."""
     return data.load(config.data, config.seed)
 
 
 def click_through(config: Config, dataset: data.Dataset) -> Task:
-    """Makes the model; a DataError says why there are too few examples."""
+    """Makes the model; raises DataError if there are too few examples."""
     train, fields = dataset.train, dataset.train.rows.shape[1]
     chosen = shuffled(len(train.labels), config)
     model = DeepFM(dataset.rows, fields, config.dim, config.hidden, rngs=nnx.Rngs(config.seed))
@@ -55,7 +55,7 @@ def click_through(config: Config, dataset: data.Dataset) -> Task:
         optimizer=optax.adagrad(config.learning_rate),
         metric="AUC",
         validate=_auc(graph, dataset.valid),
-        # The first-order weights are few bytes, but as sparse as the table: only what is smaller travels dense.
+        # The first-order weights take few bytes but are as sparse as the table: only smaller leaves are sent dense.
         synchronize={"dense_below": params["weights"]["embedding"].get_value().nbytes},
     )
 

@@ -1,4 +1,4 @@
-"""What a run of the example depends on."""
+"""The options of the example."""
 
 import dataclasses
 from pathlib import Path
@@ -20,6 +20,6 @@ class Config(config.Config):
     negatives: int = option(256, "words sampled for the softmax, per worker and step", least=1)
     batch: int = option(8, "text streams per worker", least=1)
     unroll: int = option(20, "words per stream and step (truncated back-propagation through time)", least=1)
-    # At 0.2 training amplifies last-bit differences by 1e5 and more.
+    # At 0.2, training amplifies last-bit differences by 1e5 or more.
     learning_rate: float = option(0.1, "learning rate of Adagrad")
     out: Path = option(Path("runs/lm"), "where results and checkpoints go")

@@ -19,7 +19,7 @@ class LanguageModel(nnx.Module):
         self.output_embedding = Embed(vocab, dim, rngs=rngs)
 
     def __call__(self, tokens: jax.Array, carry: Carry) -> tuple[Carry, jax.Array]:
-        """tokens [batch, time] -> the carry at the end and features [batch, time, dim]."""
+        """tokens [batch, time] -> the final carry and features [batch, time, dim]."""
         carry, outputs = self.lstm(self.input_embedding(tokens), initial_carry=carry)
         return carry, self.projection(outputs)
 

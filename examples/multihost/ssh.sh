@@ -6,11 +6,11 @@ read -ra hosts <<<"$1"
 module=$2
 shift 2
 processes=()
-trap 'kill "${processes[@]}" 2>/dev/null || true' EXIT  # what runs in the background ignores Ctrl-C
+trap 'kill "${processes[@]}" 2>/dev/null || true' EXIT  # background jobs ignore Ctrl-C
 for index in "${!hosts[@]}"; do
   rank=("JAX_COORDINATOR_ADDRESS=${hosts[0]}:${PORT:-7700}" "NUM_PROCESSES=${#hosts[@]}" "PROCESS_ID=$index")
   command=(env "${rank[@]}" "${PYTHON:-python}" -m "$module" --checkpoint-every 50 --resume "$@")
-  # With a terminal of its own (-tt) a process ends when this script does.
+  # With its own terminal (-tt), a process ends when this script does.
   ssh -tt "${hosts[index]}" "cd ${PWD@Q} && exec ${command[*]@Q}" </dev/null &
   processes+=($!)
 done

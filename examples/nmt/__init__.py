@@ -1,1 +1,1 @@
-"""An attention LSTM that translates."""
+"""An LSTM with attention that translates."""

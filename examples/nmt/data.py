@@ -12,10 +12,10 @@ from examples.common.synthetic import zipf
 from examples.common.task import DataError
 
 EOS = 0
-"""Ends a sentence, fills up what is behind it, and starts a translation."""
+"""Ends a sentence, pads it, and starts a translation."""
 
 Languages = tuple[tuple[list[str], ...], tuple[list[str], ...]]
-"""The sentences of either language, in words."""
+"""The sentences of both languages, each a list of words."""
 
 _INVENTED = 20_000, 1_000  # pairs to train on and to hold out
 
@@ -30,7 +30,7 @@ class Pairs:
 
 @dataclasses.dataclass(frozen=True)
 class Bitext:
-    """Sentence pairs of `vocab` (source, target) different words, numbered by falling frequency."""
+    """Sentence pairs of `vocab` (source, target) distinct words, numbered by decreasing frequency."""
 
     about: str
     vocab: tuple[int, int]
@@ -39,7 +39,7 @@ class Bitext:
 
 
 def load(data: Path | None, max_words: int, length: int, seed: int) -> Bitext:
-    """Reads train.tsv and valid.tsv (or .tsv.gz) of `data`, leaving out pairs with more than `length` words."""
+    """Reads train.tsv and valid.tsv (or .tsv.gz) from `data`, leaving out pairs with more than `length` words."""
     if data is None:
         return _invent(max_words, length, seed)
     train, valid = (_read(_find(data, kind), length) for kind in ("train", "valid"))
@@ -82,7 +82,7 @@ def _table(sentences: Sequence[list[str]], ids: dict[str, int], length: int) -> 
 
 
 def _invent(vocab: int, length: int, seed: int) -> Bitext:
-    """Sentences of words drawn by Zipf's law; word i translates to word i, and the order turns round."""
+    """Sentences of words drawn by Zipf's law; word i translates to word i, in reverse order."""
     rng = np.random.default_rng(seed)
     count = sum(_INVENTED)
     words = zipf(rng, vocab - 2, (count, length + 1)) + 2  # all but EOS and UNK

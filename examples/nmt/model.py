@@ -9,7 +9,7 @@ from zen_jax.embedding.nnx import Embed
 
 
 class Translator(nnx.Module):
-    """Two tables hold nearly all parameters; that of the target language is input and output embedding in one.
+    """Two tables hold nearly all parameters; that of the target language is both input and output embedding.
 
     Source: Luong et al., "Effective Approaches to Attention-based Neural Machine Translation" (EMNLP 2015),
     section 3.1, score "general", without input feeding.
@@ -36,6 +36,6 @@ class Translator(nnx.Module):
 
 
 def in_sentence(sentences: jax.Array) -> jax.Array:
-    """Marks each sentence [..., length] up to and with its first <eos>."""
+    """Marks each sentence [..., length] up to and including its first <eos>."""
     is_eos = sentences == EOS
     return jnp.cumsum(is_eos, axis=-1) - is_eos == 0

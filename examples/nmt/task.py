@@ -15,16 +15,16 @@ from examples.nmt import data
 from examples.nmt.config import Config
 from examples.nmt.model import Translator, in_sentence
 
-_VALID = 8, 64  # batches and pairs in each
+_VALID = 8, 64  # batches, and pairs in each
 
 
 def load(config: Config) -> data.Bitext:
-    """The sentence pairs; a DataError says what is wrong with the files."""
+    """The sentence pairs; raises DataError if the files cannot be used."""
     return data.load(config.data, config.vocab, config.length, config.seed)
 
 
 def translation(config: Config, bitext: data.Bitext) -> Task:
-    """Makes the model; a DataError says why there are too few pairs."""
+    """Makes the model; raises DataError if there are too few pairs."""
     chosen = shuffled(len(bitext.train.source), config)
     graph, params = nnx.split(Translator(*bitext.vocab, config.dim, config.hidden, rngs=nnx.Rngs(config.seed)))
 
@@ -65,17 +65,17 @@ def translation(config: Config, bitext: data.Bitext) -> Task:
 
 
 def _shifted(target: jax.Array) -> jax.Array:
-    """What the decoder has read when it guesses each word of target [batch, time]."""
+    """What the decoder has read when it predicts each word of target [batch, time]."""
     return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=data.EOS)
 
 
 def _mean(losses: jax.Array, target: jax.Array) -> jax.Array:
-    """The mean over the words of target [batch, time], <eos> among them."""
+    """The mean over the words of target [batch, time], including <eos>."""
     return jnp.mean(losses, where=in_sentence(target))
 
 
 def _perplexity(graph: nnx.GraphDef, pairs: data.Pairs) -> Callable[[nnx.State], float]:
-    """Full-softmax perplexity on the first pairs held out."""
+    """Full-softmax perplexity on the first held-out pairs."""
     batches, size = _VALID
     size = min(size, len(pairs.source))
     count = min(batches, len(pairs.source) // size)

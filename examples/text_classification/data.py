@@ -1,4 +1,4 @@
-"""Comments as word ids, with the labels that each has: GoEmotions, or a synthetic set."""
+"""Comments as word ids, each with its labels: GoEmotions, or a synthetic set."""
 
 import dataclasses
 import itertools
@@ -17,10 +17,10 @@ _SYNTHETIC_COMMENTS, _SYNTHETIC_LABELS, _SYNTHETIC_WORDS = 40_000, 28, 20_000
 
 @dataclasses.dataclass(frozen=True)
 class Comments:
-    """What is read and what is to be predicted."""
+    """What the model reads and what it is to predict."""
 
     words: np.ndarray  # ids, int32 [comments, length]
-    count: np.ndarray  # how many of them are the comment's, int32 [comments], at least 1
+    count: np.ndarray  # how many of them belong to the comment, int32 [comments], at least 1
     targets: np.ndarray  # float32 [comments, labels], 1 for each label that a comment has
 
     def __getitem__(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -38,18 +38,18 @@ class Dataset:
 
 
 def load(folder: Path | None, vocab: int, length: int, seed: int) -> Dataset:
-    """The data set in `folder`, or a synthetic one; a DataError says what is wrong with it."""
+    """The data set in `folder`, or a synthetic one; raises DataError if it cannot be used."""
     return synthetic(vocab, length, seed) if folder is None else _goemotions(folder, vocab, length)
 
 
 def micro_f1(predicted: np.ndarray, targets: np.ndarray) -> float:
-    """F1 of all pairs of a comment and a label together: 2 hits / (predicted + true), 0 where there are none."""
+    """F1 over all (comment, label) pairs: 2 hits / (predicted + true), 0 if there are none."""
     predicted, targets = predicted > 0.5, targets > 0.5
     return float(2 * np.sum(predicted & targets) / max(1, predicted.sum() + targets.sum()))
 
 
 def synthetic(vocab: int, length: int, seed: int) -> Dataset:
-    """Words as frequent as Zipf's law has them, and half of a comment from the few that belong to its labels."""
+    """Words distributed by Zipf's law, half of each comment drawn from the few that belong to its labels."""
     rng = np.random.default_rng(seed)
     vocab = min(vocab, _SYNTHETIC_WORDS)
     shape = (_SYNTHETIC_COMMENTS, length)
@@ -86,7 +86,7 @@ def _goemotions(folder: Path, vocab: int, length: int) -> Dataset:
 
 
 def _lines(path: Path, labels: int) -> list[tuple[list[str], list[int]]]:
-    """The words in lower case, <eos> behind them, and the label ids of each line."""
+    """The words of each line in lower case, followed by <eos>, and its label ids."""
     comments = []
     for number, line in enumerate(read(path).removesuffix("\n").split("\n"), 1):
         true, tab, text = line.partition("\t")

@@ -1,4 +1,4 @@
-"""The classifier: an embedding, attention that weighs the words of a comment, and a hidden layer."""
+"""The classifier: an embedding, attention that weights the words of a comment, and a hidden layer."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from zen_jax.embedding.linen import Embed
 
 
 class Classifier(nn.Module):
-    """The table of `vocab` rows holds nearly all parameters, and a step touches few of them."""
+    """The table of `vocab` rows holds nearly all parameters, and a step touches few of its rows."""
 
     vocab: int
     dim: int
@@ -19,7 +19,7 @@ class Classifier(nn.Module):
     def __call__(self, words: jax.Array, count: jax.Array) -> jax.Array:
         """words [batch, length], of which the first `count` [batch] are read -> a logit for each label."""
         vectors = Embed(self.vocab, self.dim, embedding_init=nn.initializers.normal(0.1), name="embedding")(words)
-        # Words that fill a comment up weigh exactly 0, and so does their gradient.
+        # Padding words have a weight of exactly 0, and a gradient of exactly 0.
         read = jnp.arange(words.shape[1])[None, :] < count[:, None]
         scores = jnp.where(read, nn.Dense(1, name="attention")(vectors)[..., 0], -jnp.inf)
         comment = jnp.einsum("bl,bld->bd", nn.softmax(scores, axis=1), vectors)

@@ -12,17 +12,17 @@ from examples.text_classification import data
 from examples.text_classification.config import Config
 from examples.text_classification.model import Classifier, log_loss
 
-_THRESHOLD = 0.3  # of the probability from which on a label is predicted
+_THRESHOLD = 0.3  # a label is predicted if its probability exceeds this
 _AT_ONCE = 1024  # validation comments classified together
 
 
 def load(config: Config) -> data.Dataset:
-    """The comments; a DataError says what is wrong with them."""
+    """The comments; raises DataError if they cannot be used."""
     return data.load(config.data, config.vocab, config.length, config.seed)
 
 
 def classification(config: Config, dataset: data.Dataset) -> Task:
-    """Makes the model; a DataError says why there are too few comments."""
+    """Makes the model; raises DataError if there are too few comments."""
     train, labels = dataset.train, dataset.train.targets.shape[1]
     chosen = shuffled(len(train.words), config)
     model = Classifier(dataset.vocab, config.dim, config.hidden, labels)

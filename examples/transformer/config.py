@@ -1,4 +1,4 @@
-"""What a run of the example depends on."""
+"""The options of the example."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The transformer: decoder blocks in the style of OPT, scanned over."""
+"""The transformer: a scan over decoder blocks in the style of OPT."""
 
 import jax
 from flax import nnx
@@ -6,7 +6,7 @@ from jax import lax
 
 
 class Block(nnx.Module):
-    """Causal self-attention and a ReLU network, each behind a layer norm and beside a residual path."""
+    """Causal self-attention and a ReLU network, each after a layer norm and with a residual connection."""
 
     def __init__(self, dim: int, heads: int, *, rngs: nnx.Rngs):
         self.heads = heads
@@ -27,9 +27,9 @@ class Block(nnx.Module):
 
 
 class Transformer(nnx.Module):
-    """Learned positions, blocks without biases, a final norm; one table is input and output embedding.
+    """Learned positions, blocks without biases, a final norm; one table is both input and output embedding.
 
-    The parameters of all blocks are stacked, so that a block compiles once and its leaves are few and large.
+    The parameters of all blocks are stacked, so that the block compiles once and the leaves are few and large.
 
     Source: Zhang et al., "OPT: Open Pre-trained Transformer Language Models" (2022), section 2.
     """
@@ -41,7 +41,7 @@ class Transformer(nnx.Module):
         self.norm = nnx.LayerNorm(dim, use_bias=False, rngs=rngs)
 
     def __call__(self, words: jax.Array) -> jax.Array:
-        """words [batch, length] -> logits of each one's successor [batch, length, vocab]."""
+        """words [batch, length] -> logits of each word's successor [batch, length, vocab]."""
         graph, blocks = nnx.split(self.blocks)
         x = self.embedding(words) + self.positions[...][None]
         x, _ = lax.scan(lambda x, block: (nnx.merge(graph, block)(x), None), x, blocks)

@@ -18,12 +18,12 @@ _MOMENTUM, _CLIP_NORM = 0.9, 1.0
 
 
 def load(config: Config) -> text.Corpus:
-    """The text; a DataError says what is wrong with it."""
+    """The text; raises DataError if it cannot be used."""
     return text.load_corpus(config.data, config.vocab)
 
 
 def compressed_language_modelling(config: Config, corpus: text.Corpus) -> Task:
-    """Makes the model; a ValueError says what is wrong with the options, or that there is too little text."""
+    """Makes the model; raises ValueError if an option is invalid or there is too little text."""
     if config.dim % config.heads:
         raise ValueError(f"--dim {config.dim} must be a multiple of --heads {config.heads}")
     if config.density > 1:
@@ -38,7 +38,7 @@ def compressed_language_modelling(config: Config, corpus: text.Corpus) -> Task:
     sparsifier, sent = optax.clip_by_global_norm(_CLIP_NORM), "whole gradients"
     if config.density < 1:
         share = zen.warmup_density(config.density, config.warmup) if config.warmup else config.density
-        # Momentum is behind the synchronisation, with DGC as without: inside, what is sent would lose its momentum.
+        # With or without DGC, momentum comes after synchronisation: inside DGC, what is sent would lose its momentum.
         sparsifier = optax.chain(sparsifier, zen.dgc(share, momentum=0, compact=config.compact))
         sent = f"{config.density:.3g} of each gradient, chosen by DGC"
         sent += f" (more in the first {config.warmup} steps)" if config.warmup else ""
@@ -62,7 +62,7 @@ def compressed_language_modelling(config: Config, corpus: text.Corpus) -> Task:
         loss=loss,
         optimizer=optax.sgd(config.learning_rate, _MOMENTUM),
         sparsifier=sparsifier,
-        # Every matrix of every block is sparse now, far below the size from which one usually is.
+        # Here every matrix of every block is sparse, far below the size from which matrices usually are.
         synchronize={"unit": "element", "dense_below": 1 << 16},
         metric="loss",
         validate=_validation_loss(graph, corpus.valid, config.length),
@@ -70,7 +70,7 @@ def compressed_language_modelling(config: Config, corpus: text.Corpus) -> Task:
 
 
 def _cross_entropy(model: Transformer, words: jax.Array) -> jax.Array:
-    """Mean over words [batch, length + 1] but the first."""
+    """Mean over words [batch, length + 1] except the first of each row."""
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(model(words[:, :-1]), words[:, 1:]))
 
 

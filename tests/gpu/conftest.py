@@ -1,6 +1,6 @@
 """These tests need an NVIDIA GPU and the module _native_cuda: `benchmarks/gpu.sh` builds it and runs them.
 
-`ZEN_JAX_REHEARSE_GPU=1` runs them on what there is, the CPU's kernels, which tells whether the tests themselves work.
+`ZEN_JAX_REHEARSE_GPU=1` runs them on the CPU's kernels instead, which shows whether the tests themselves work.
 """
 
 import os
@@ -12,7 +12,7 @@ import zen_jax as zen
 
 
 def missing() -> str | None:
-    """Why the tests can not run here."""
+    """Why the tests cannot run here."""
     if os.environ.get("ZEN_JAX_REHEARSE_GPU"):
         return None
     try:

@@ -25,7 +25,7 @@ def float64_is_float64():
 
 
 def reference(name, *arrays, **options):
-    """The pure-JAX lowering, on the CPU: what a GPU computes is checked by other means than a GPU."""
+    """The pure-JAX lowering, on the CPU: what a GPU computes is not checked by a GPU."""
     lowering = importlib.import_module(f"zen_jax.kernels.{name}").reference
     with jax.default_device(jax.devices("cpu")[0]):
         results = jax.jit(lambda *arrays: lowering(*arrays, **options))(*arrays)
@@ -41,7 +41,7 @@ def gradient(units, width, density, dtype):
 
 @jax.jit
 def entries(positions, values, at):
-    """Those at (servers, slots). What nobody wrote stays on the device: copied, it would be an error of initcheck's."""
+    """Entries at (servers, slots). Unwritten ones stay on the device: copying them would be an initcheck error."""
     return positions[at], values[at]
 
 
@@ -85,7 +85,7 @@ def inbox(n, size, capacity, width, dtype):
 @pytest.mark.parametrize("width", [*WIDTHS, 20_000])
 @pytest.mark.parametrize("room", [10, 50_000])
 def test_aggregate_encode_is_both_in_a_row(room, width, dtype):
-    """Shards of many blocks, of rows narrow and wide, and of rows wider than what a block sums at once."""
+    """Shards of many blocks, with narrow rows, wide rows and rows wider than a block sums at once."""
     n, size = (9, 50_011 // width) if width < 1000 else (3, 37)
     messages = inbox(n, size, max(size // 4, 1), width, dtype)
     room = min(room, size)
@@ -167,7 +167,7 @@ def test_hierarchical_hash(r1, r2):
 
 
 def exchange(n, capacity, fused=True):
-    """All of one synchronisation on one device: stack [n, U(, D)] to its sum, batched where there are n of a kernel."""
+    """A whole synchronisation on one device: stack [n, U(, D)] to its sum; kernels that run n times are batched."""
 
     @jax.jit
     def run(stack):
@@ -201,11 +201,11 @@ def test_a_hundred_replays_with_fresh_and_moved_buffers(shape, fused):
         stack = sparse(np.random.default_rng(step), n, shape, step % 10 / 10, np.float32)
         out = run(stack)
         assert_same_bits(out, stack.sum(0), f"replay {step}")
-        kept = [*kept[-step % 7 :], out]  # now more, now fewer live buffers: the next ones lie elsewhere
+        kept = [*kept[-step % 7 :], out]  # a varying number of live buffers: the next ones lie elsewhere
 
 
 def test_many_elements():
-    """More chunks than blocks fit the device at once, so that look-back waits for blocks of several waves."""
+    """More chunks than the device runs blocks at once, so that look-back waits for blocks of several waves."""
     n, units, capacity = 16, 60_000_007, 400_000
     rng = np.random.default_rng(0)
     x = np.zeros(units, np.float32)
@@ -229,7 +229,7 @@ SPREADS = {
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
 def test_send_largest(dtype, spread):
-    """Sampled or not, with a velocity or without, where the sample misleads and where equals must be told apart."""
+    """Sampled or not, with or without a velocity, with misleading samples and with ties to break."""
     for size in (3_001, 200_003):
         rng = np.random.default_rng(size)
         update = SPREADS[spread](rng.normal(size=size)).astype(dtype)
@@ -244,7 +244,7 @@ def test_send_largest(dtype, spread):
 
 @functools.cache
 def send_largest_lowerings(moves, room):
-    """Custom calls for an array and for a list, and pure JAX on the CPU: each from (update, residual, velocity, least,
+    """Custom calls for an array and for a list, and pure JAX on the CPU: each maps (update, residual, velocity, least,
     most) to results."""
 
     def options(residual, velocity):
@@ -286,7 +286,7 @@ def check_send_largest(*operands, moves):
 @pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
 @pytest.mark.parametrize("n", [7, 1024, 3001])
 def test_partition_of_a_list(n, dtype):
-    """Lists that are empty, cut off or seem too long; more servers than a block keeps counters for."""
+    """Lists that are empty, cut off or seemingly too long; more servers than a block keeps counters for."""
     x = gradient(50_021, 1, 0.3, dtype)[:, 0]
     indices = np.flatnonzero(x).astype(np.int32)
     capacity = 20_000 // n + 1

@@ -9,8 +9,8 @@
 
 namespace zen {
 
-// As aggregate() and then hash_bitmap_encode(), to the bit: words [batch, ceil(size / 32)], units [batch, room, width],
-// count [batch].
+// Bitwise the same as aggregate() and then hash_bitmap_encode(): words [batch, ceil(size / 32)],
+// units [batch, room, width], count [batch].
 template <typename T>
 void aggregate_encode(const AggregateEncodeProblem& problem, const int32_t* positions, const T* values,
                       const int32_t* counts, int64_t divisor, uint32_t* words, T* units, int32_t* count,

@@ -1,4 +1,4 @@
-// A hash bitmap's message, which several ranges of a shard write at once in one pass.
+// A hash bitmap's message, written in one pass by several ranges of a shard at once.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +45,7 @@ void append(const EncodeProblem& p, const Bits* chunk, const uint16_t* units, in
   message.count += count;
 }
 
-// Encodes the units of a range, of which the first lies at `units`; `words` is the bitmap of the whole shard.
+// Encodes the units of a range, the first of which lies at `units`; `words` is the bitmap of the whole shard.
 template <typename Bits>
 void encode_range(const EncodeProblem& p, const Bits* units, Range range, uint32_t* words, const Isa& isa,
                   RangeMessage<Bits>& message) {
@@ -75,8 +75,8 @@ int32_t join_ranges(const EncodeProblem& p, Bits* values, const RangeMessage<Bit
   return static_cast<int32_t>(total);
 }
 
-// Calls encode(b, range, words, message) for ranges of every batch item, which encodes these units, and joins what they
-// found. Units without elements are none.
+// Calls encode(b, range, words, message), which encodes a range of units, for ranges of every batch item, and joins
+// what they found. Units without elements are ignored.
 template <typename Bits, typename Encode>
 void write_bitmap_messages(EncodeProblem p, uint32_t* words, Bits* values, int32_t* count, const Context& context,
                            Encode&& encode) {

@@ -26,7 +26,7 @@ struct Inbox {
   }
 };
 
-// Sums blocks of positions that fit the first-level cache, one worker after another.
+// Sums blocks of positions that fit in the first-level cache, one worker after another.
 template <typename T>
 class BlockSummer {
  public:
@@ -42,7 +42,7 @@ class BlockSummer {
         next_(p.n) {}
 
   // Calls take(unit, units, block) for the blocks of a range in order, with the sums of `units` units from `unit` on.
-  // take() leaves zeros in the block.
+  // take() must leave zeros in the block.
   template <typename Take>
   void sum(Range range, Take&& take) {
     for (int64_t worker = 0; worker < p_.n; ++worker) {
@@ -66,7 +66,7 @@ class BlockSummer {
     return std::clamp<int64_t>(inbox_.counts[worker], 0, p_.capacity);
   }
 
-  // Adds the worker's entries in [begin, begin + units) and returns the first entry behind them.
+  // Adds the worker's entries in [begin, begin + units) and returns the first entry after them.
   template <bool kOneElement>
   int64_t add_worker(int64_t worker, int64_t begin, int64_t units) {
     const int64_t width = kOneElement ? 1 : p_.width;
@@ -76,7 +76,7 @@ class BlockSummer {
     int64_t entry = next_[worker];
     for (; entry < last && positions[entry] < end; ++entry) {
       const uint64_t local = static_cast<uint64_t>(positions[entry] - begin);
-      if (local >= static_cast<uint64_t>(units)) continue;  // out of order: ignored, whatever the caller did
+      if (local >= static_cast<uint64_t>(units)) continue;  // the caller broke the order: ignored
       Accumulator<T>* const sum = sums_.data() + local * width;
       for (int64_t i = 0; i < width; ++i) sum[i] += widen(values[entry * width + i]);
     }
@@ -98,7 +98,7 @@ class BlockSummer {
 
   const AggregateProblem& p_;
   const Inbox<T> inbox_;
-  const Accumulator<T> reciprocal_;  // as XLA compiles the division of pmean
+  const Accumulator<T> reciprocal_;  // XLA compiles pmean's division to this
   const int64_t block_units_;
   AlignedVector<Accumulator<T>> sums_;
   AlignedVector<T> rounded_;

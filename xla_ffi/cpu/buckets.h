@@ -1,4 +1,4 @@
-// The servers' buckets, filled by several ranges of the input at once in one pass.
+// The servers' buckets, filled in one pass by several ranges of the input at once.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace zen {
 
-// One batch item's: positions [n, capacity], values [n, capacity, width], counts [n].
+// Those of one batch item: positions [n, capacity], values [n, capacity, width], counts [n].
 template <typename Bits>
 struct Buckets {
   int32_t* positions;
@@ -24,7 +24,7 @@ struct Buckets {
   }
 };
 
-// Where one range's next entry of one server's bucket goes, counted from the start of all buckets, and where its slot
+// Where one range puts its next entry in one server's bucket, counted from the start of all buckets, and where its slot
 // ends.
 struct Cursor {
   int64_t next;
@@ -37,7 +37,7 @@ struct BucketSpill {
   Spill<Bits> values;
 };
 
-// What one range found. Cursors count on where slots are full; spills are there once one is.
+// What one range found. Cursors keep counting when their slots are full; there are no spills until one overflows.
 template <typename Bits>
 struct RangeBuckets {
   std::vector<Cursor> cursors;
@@ -59,7 +59,7 @@ struct RangeBuckets {
   }
 };
 
-// Puts a unit of `width` elements, which the caller may know when compiled, where the server's cursor stands.
+// Puts a unit of `width` elements at the server's cursor. The caller may know `width` at compile time.
 template <typename Bits>
 inline void put(const PartitionProblem& p, const Buckets<Bits>& out, RangeBuckets<Bits>& range, Cursor* cursors,
                 uint32_t server, int32_t tile, const Bits* unit, int64_t width) {
@@ -96,8 +96,8 @@ void join_ranges(const PartitionProblem& p, const Buckets<Bits>& out, const Rang
   close_gaps(out.values + server * p.capacity * p.width, p.width, p.capacity, counts, values);
 }
 
-// Calls fill(item, r, buckets, found) for each of `ranges` ranges of every batch item, which puts its units, and joins
-// what the ranges of an item found.
+// Calls fill(item, r, buckets, found), which puts the units of range r, for each of `ranges` ranges of every batch
+// item, and joins what the ranges of an item found.
 template <typename Bits, typename Fill>
 void fill_buckets(const PartitionProblem& p, const Buckets<Bits>& out, int64_t ranges, const Context& context,
                   Fill&& fill) {

@@ -8,7 +8,7 @@
 
 namespace zen {
 
-// Chunks hold whole 64-bit masks.
+// Chunks cover whole 64-bit masks.
 constexpr int64_t kChunkGrain = 64;
 constexpr int64_t kChunkBytes = 8 << 10;
 
@@ -17,7 +17,7 @@ inline int64_t chunk_units(int64_t unit_bytes) {
   return std::clamp(kChunkBytes / unit_bytes / kChunkGrain * kChunkGrain, kChunkGrain, kChunkUnits);
 }
 
-// Where scan() and route() leave what they find.
+// Where scan() and route() write their results.
 struct alignas(64) ChunkLists {
   uint64_t masks[kChunkUnits / kChunkGrain];
   uint16_t units[kChunkUnits + kListSlack];

@@ -15,10 +15,10 @@
 namespace zen {
 namespace {
 
-// Standard deviations around the expected threshold of random keys that candidates span.
+// Standard deviations that candidates span on each side of the expected threshold of random keys.
 constexpr double kDrawnSpread = 4;
 
-// The keys of what would be sent in chunks of a leaf, one in every equal stretch of it.
+// The keys of the totals in `chunks` chunks of a leaf, one in each of as many equal stretches.
 template <typename Update, typename T = Accumulator<Update>>
 std::vector<BitsOf<T>> sample(const Leaf<Update>& leaf, int64_t chunks, const Context& context) {
   const int64_t stretch = leaf.size / chunks, tasks = std::min(context.parallel.threads(), chunks);
@@ -39,7 +39,7 @@ std::vector<BitsOf<T>> sample(const Leaf<Update>& leaf, int64_t chunks, const Co
   return keys;
 }
 
-// body(leaf, item, context) for every item of the batch, each on a thread of its own or all threads on each.
+// Calls body(leaf, item, context) for every item of the batch: one thread per item, or all threads on each item.
 template <typename Update, typename Body>
 void for_each_leaf(const FeedbackProblem& p, const FeedbackArrays<Update>& arrays, const Context& context,
                    Body&& body) {

@@ -1,5 +1,5 @@
-// Error feedback: sends some elements of what has gathered in a residual, and keeps the rest there. In one pass over
-// memory where a sample foretells the threshold.
+// Error feedback: sends some elements of what has accumulated in a residual, and keeps the rest there. It takes one
+// pass over memory if a sample predicts the threshold.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace zen {
 
-// What is sent as a list, by ascending index and without zeros: indices and values [batch, room], and how many there
-// are [batch]. What exceeds the room is counted and left out.
+// What is sent, as a list by ascending index and without zeros: indices and values [batch, room], and how many there
+// are [batch]. Entries beyond the room are counted but left out.
 template <typename Update>
 struct SentList {
   int32_t* indices;
@@ -20,8 +20,8 @@ struct SentList {
   int64_t room;
 };
 
-// The arrays of a call, [batch, size]. Results may be the operands they replace; velocities are null without momentum.
-// `sent` is null where what is sent is listed.
+// The arrays of a call, [batch, size]. Results may alias the operands they replace; velocities are null without
+// momentum. `sent` is null if what is sent is listed.
 template <typename Update>
 struct FeedbackArrays {
   using T = Accumulator<Update>;
@@ -34,7 +34,7 @@ struct FeedbackArrays {
   SentList<Update> list = {};
 };
 
-// Sends the largest magnitudes. The sample is `chunks` chunks of kSampleChunk elements; 0 for none.
+// Sends the elements of largest magnitude. The sample is `chunks` chunks of kSampleChunk elements; 0 for none.
 template <typename Update>
 void send_largest(const FeedbackProblem& problem, const FeedbackArrays<Update>& arrays, const LargestBounds* bounds,
                   const Accumulator<Update>* scale, double momentum, int64_t chunks, const Context& context);
@@ -44,7 +44,7 @@ template <typename Update>
 void send_drawn(const FeedbackProblem& problem, const FeedbackArrays<Update>& arrays, const uint32_t* step, int64_t k,
                 const Context& context);
 
-// Sends what reaches a magnitude, given by its key.
+// Sends the elements that reach a magnitude, given by its key.
 template <typename Update>
 void send_reaching(const FeedbackProblem& problem, const FeedbackArrays<Update>& arrays, uint64_t key,
                    const Context& context);

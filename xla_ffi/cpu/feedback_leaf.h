@@ -1,4 +1,4 @@
-// One worker's gradient in error feedback: what is to be sent in total, and sending it element by element.
+// One worker's gradient in error feedback: the totals to send, and sending them element by element.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ bool is_finite(T x) {
   return (bits_of(x) & (kTopKey<BitsOf<T>> - 1)) < kInfinity<T>;
 }
 
-// What of a total is sent; the rest of it stays.
+// The part of a total that is sent; the rest stays.
 inline float sent_part(float total, float) { return total; }
 inline double sent_part(double total, double) { return total; }
 inline float sent_part(float total, Float16) { return sent_part_of_float16(total); }
@@ -59,7 +59,7 @@ struct Leaf {
     accumulate(begin, count, at.new_residual + begin, has_velocity() ? at.new_velocity + begin : nullptr);
   }
 
-  // Sends an element of what has been accumulated. An element that was sent already leaves `sent` as it is.
+  // Sends an accumulated element. An element that was already sent leaves `sent` unchanged.
   void send(int64_t i, Update& sent) const {
     if (has_velocity()) at.new_velocity[i] = 0;
     const T total = at.new_residual[i];
@@ -75,7 +75,7 @@ struct Leaf {
     if (!lists_sent()) __builtin_prefetch(at.sent + i, 1);
   }
 
-  // Writes a block of what is sent, and leaves zeros in its place: past the caches if they could not hold all of it.
+  // Writes out a block of what is sent and leaves zeros: past the caches if they could not hold all that is sent.
   void write_sent(int64_t begin, int64_t count, Update* block) const {
     const bool past_caches = size * static_cast<int64_t>(sizeof(Update)) >= kMinStreamBytes;
     move_out(isa, past_caches, at.sent + begin, block, count * sizeof(Update));

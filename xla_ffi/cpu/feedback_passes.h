@@ -14,18 +14,18 @@
 
 namespace zen {
 
-// Elements worked on at a time: few enough to stay in the nearest cache between the steps.
+// Elements processed at a time: few enough to stay in the nearest cache between steps.
 constexpr int64_t kBlock = 1024;
-// Blocks start at whole masks, and so at cache lines.
+// Blocks start at mask boundaries, and so at cache lines.
 constexpr int64_t kMaskGrain = 64;
 // A range that lists more than this share of its elements as candidates was misled by the sample.
 constexpr int64_t kCandidateShare = 8;
 // Sending more than this share is not worth a log of what is sent.
 constexpr int64_t kSentShare = 4;
-// How many candidates ahead of the one that is decided upon memory is asked for.
+// How many candidates ahead of the current one memory is prefetched.
 constexpr size_t kPrefetched = 16;
 
-// What decides who is sent: the magnitudes of totals, or random keys. `kAlwaysSent` is a key that needs no threshold.
+// What decides what is sent: the magnitudes of totals, or random keys. Keys from `kAlwaysSent` on need no threshold.
 template <typename T>
 struct Magnitudes {
   using Bits = BitsOf<T>;
@@ -45,14 +45,14 @@ struct Draws {
   }
 };
 
-// Keys that reach `high` are sent; those that reach `low` only are decided upon one by one.
+// Keys that reach `high` are sent; those that reach only `low` are decided one by one.
 template <typename Bits>
 struct Bracket {
   Bits low;
   Bits high;
 };
 
-// Which keys are sent in the end: those above the threshold, and of those at it the first `ties`.
+// Which keys are finally sent: those above the threshold, and the first `ties` of those at it.
 template <typename Bits>
 struct Cut {
   Cut(const Gap<Bits>& gap, int64_t least, int64_t most)
@@ -94,7 +94,7 @@ class Feedback {
     });
   }
 
-  // Sends between `least` and `most` of the largest keys: in one pass if the first probes foretell the threshold.
+  // Sends between `least` and `most` of the largest keys: in one pass if the first probes predict the threshold.
   void send_between(int64_t least, int64_t most, const Probes<Bits>& first, bool foretold) {
     const Bracket<Bits> bracket = {first.at[0], first.at[kProbes - 1]};
     if (foretold && bracket.high <= Keys::kAlwaysSent && most <= leaf_.size / kSentShare) {
@@ -108,19 +108,19 @@ class Feedback {
   }
 
  private:
-  // Where a range works on one block.
+  // The working memory of a range for one block.
   struct Room {
     explicit Room(const Isa& isa) : isa(isa), sent(kBlock) {}
     ~Room() { isa.fence(); }
 
     const Isa& isa;
-    AlignedVector<Update> sent;  // zeros between the blocks, unless what is sent is listed
+    AlignedVector<Update> sent;  // zeros between blocks, unless what is sent is listed
     alignas(kCacheLine) Bits keys[kBlock];
     uint16_t reaching[kBlock + kListSlack];
     uint16_t between[kBlock + kListSlack];
   };
 
-  // What one pass over a range leaves to be decided.
+  // What one pass over a range leaves undecided.
   struct Pass {
     int64_t reaching = 0;           // keys that reach the higher bound: sent
     std::vector<uint32_t> indices;  // of keys between the bounds
@@ -147,9 +147,9 @@ class Feedback {
     }
   }
 
-  // Divides a block that has been accumulated into what is sent and what stays. decide(i, key) says whether an element
-  // between the bounds is sent; sending(begin, list, count) is told of those that reach both, or are not finite, before
-  // they are.
+  // Divides an accumulated block into what is sent and what stays. decide(i, key) says whether an element between the
+  // bounds is sent; sending(begin, list, count) is called for those that reach both, or are not finite, before they are
+  // sent.
   template <typename Decide, typename Sending>
   int64_t split(int64_t begin, int64_t count, Bracket<Bits> bracket, Room& room, Decide&& decide,
                 Sending&& sending) const {
@@ -179,8 +179,8 @@ class Feedback {
     return found.reaching;
   }
 
-  // Sends at once what reaches the bracket, and what lies in it when the threshold is known. False, with everything
-  // accumulated and nothing sent, where the threshold lies elsewhere.
+  // Sends what reaches the top of the bracket at once, and what lies in it once the threshold is known. Returns false,
+  // with everything accumulated and nothing sent, if the threshold lies elsewhere.
   bool send_within(Bracket<Bits> bracket, int64_t least, int64_t most, const Probes<Bits>& first) const {
     std::vector<Pass> passes(ranges_);
     for_each_range([&](int64_t r, Range range) { pass(range, bracket, most, passes[r]); });
@@ -233,7 +233,7 @@ class Feedback {
     const auto log = [&](int64_t begin, const uint16_t* listed, int64_t count) {
       pass.log.add(leaf_, begin, listed, count);
     };
-    const int64_t expected = std::max<int64_t>(most, 0) / ranges_;  // bounds may be traced, and nobody has checked them
+    const int64_t expected = std::max<int64_t>(most, 0) / ranges_;  // bounds may be traced and thus unchecked
     pass.log.reserve(leaf_, expected + expected / 8 + kBlock);
     Room room(leaf_.isa);
     for_each_block(range, [&](int64_t begin, int64_t count) {
@@ -244,7 +244,7 @@ class Feedback {
     });
   }
 
-  // Finds the threshold by passes over all that has been accumulated, and sends in a last one.
+  // Finds the threshold by passes over all accumulated totals, and sends in a last pass.
   void send_accumulated(int64_t least, int64_t most, const Probes<Bits>& first) const {
     const Gap<Bits> gap = search<Bits>(leaf_.size, least, most, first, [&](const Probes<Bits>& probes, int64_t* reach) {
       for (const auto& of_range : reach_by_range(probes)) {

@@ -1,4 +1,4 @@
-// The 16-bit floats by their bits: exact widening to float, and rounding to nearest even back. Integer arithmetic only,
+// The 16-bit floats by their bits: exact widening to float, and rounding back to nearest even. Integer arithmetic only,
 // so subnormals survive whatever the thread's flush-to-zero mode is.
 #pragma once
 
@@ -46,7 +46,7 @@ ZEN_HOST_DEVICE float widen(Float16 x) {
 ZEN_HOST_DEVICE void round_to(float value, BFloat16* out) {
   const uint32_t bits = bits_of_float(value);
   if ((bits & 0x7fffffff) > 0x7f800000) {
-    out->bits = static_cast<uint16_t>(bits >> 16 | 0x40);  // a NaN stays one when its low bits go
+    out->bits = static_cast<uint16_t>(bits >> 16 | 0x40);  // a NaN stays a NaN without its low bits
   } else {
     out->bits = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
   }
@@ -75,7 +75,7 @@ ZEN_HOST_DEVICE void round_to(float value, Float16* out) {
   out->bits = static_cast<uint16_t>(sign | half);
 }
 
-// The type that sums run in.
+// The type in which sums accumulate.
 template <typename T>
 struct AccumulatorOf {
   using Type = float;

@@ -11,18 +11,18 @@
 namespace zen {
 namespace {
 
-// A block of the output is put together in the first-level cache and then streamed out. Where that leaves too few
-// tiles to be worth visiting every server for, the second-level cache does.
+// A block of the output is assembled in the first-level cache and then streamed out. If that leaves too few tiles to be
+// worth visiting every server, the second-level cache is used instead.
 constexpr int64_t kBlockBytes = 16 << 10;
 constexpr int64_t kLargeBlockBytes = 256 << 10;
 constexpr int64_t kEnoughTiles = 128;
-// Bitmaps are listed a window of blocks at a time: a block alone holds too few set bits of a server to be worth a call.
-// The lists of all servers together stay in the second-level cache.
+// Bitmaps are listed a window of blocks at a time: a single block holds too few set bits of a server to be worth a
+// call. The lists of all servers together stay in the second-level cache.
 constexpr int64_t kWindowTiles = 1024;
 constexpr int64_t kWindowListBytes = 512 << 10;
-// Windows and ranges start at whole words of every bitmap.
+// Windows and ranges start at word boundaries of every bitmap.
 constexpr int64_t kTileGrain = 64;
-// Closes a list: no unit of a window has this number.
+// Ends a list: no unit of a window has this number.
 constexpr uint32_t kListEnd = ~uint32_t{0};
 
 int64_t block_tiles(int64_t tile_bytes) {
@@ -36,7 +36,7 @@ int64_t window_tiles(int64_t n, int64_t tiles) {
   return std::max(wanted / kTileGrain * kTileGrain, kTileGrain);
 }
 
-// How many set bits each of `n` bitmaps has before bit range.begin of every range.
+// How many bits of each of `n` bitmaps are set before bit range.begin of every range.
 std::vector<int64_t> ranks_before(const uint32_t* words, int64_t stride, int64_t n, int64_t tiles, int64_t ranges,
                                   const Context& context) {
   std::vector<int64_t> ranks(ranges * n);
@@ -53,7 +53,7 @@ std::vector<int64_t> ranks_before(const uint32_t* words, int64_t stride, int64_t
   return ranks;
 }
 
-// Decodes tiles block after block; ranks[server] moves along.
+// Decodes tiles block by block, and advances ranks[server].
 template <typename Bits>
 class BlockDecoder {
  public:
@@ -84,14 +84,14 @@ class BlockDecoder {
   }
 
  private:
-  // A block that is put together, on its way to the output.
+  // An assembled block, on its way to the output.
   struct Outgoing {
     char* to = nullptr;
     char* from = nullptr;
     int64_t bytes = 0;
   };
 
-  // The units of one server that the window still has to place, counted from the window's first, and their values.
+  // The units of one server that are still to be placed, counted from the window's first unit, and their values.
   struct Pending {
     const uint32_t* unit;
     const Bits* value;
@@ -122,8 +122,8 @@ class BlockDecoder {
     std::swap(filling_, leaving_);
   }
 
-  // Puts a block together, and a slice of the block before it out after every server: stores past the caches take as
-  // long as all the rest, and a few at a time they run beside it. What is out is cleared for the next block.
+  // Assembles a block, and after every server writes out a slice of the block before it: stores past the caches take as
+  // long as all the rest, and a few at a time overlap with it. What is written out is cleared for the next block.
   template <bool kOneElement>
   void fill_block(uint32_t first, uint32_t last) {
     const int64_t width = kOneElement ? 1 : p_.width;
@@ -174,7 +174,7 @@ void hash_bitmap_decode(const DecodeProblem& p, const uint32_t* words, const Bit
   const int64_t tiles = ceil_div(p.units, p.n);
   // Every range has a decoder, with blocks of at least one tile each.
   const int64_t ranges = std::min(ranges_per_item(p.batch, item_bytes, 4, context), ceil_div(tiles, kTileGrain));
-  // Bitmaps of different items lie one behind another, so they count as one long row of servers.
+  // The bitmaps of different items are adjacent, so they count as one long row of servers.
   std::vector<int64_t> ranks = ranks_before(words, p.words, p.batch * p.n, tiles, ranges, context);
   context.parallel.run(p.batch * ranges, [&](int64_t task) {
     const int64_t b = task / ranges, r = task % ranges;

@@ -1,4 +1,4 @@
-// Hash bitmap decode: the dense tensor of all servers' bitmaps and values.
+// Hash bitmap decode: the dense tensor from all servers' bitmaps and values.
 #pragma once
 
 #include <cstdint>

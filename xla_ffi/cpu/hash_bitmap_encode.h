@@ -8,8 +8,8 @@
 
 namespace zen {
 
-// shard [batch, size, width] -> words [batch, words], values [batch, capacity, width], count [batch]. The count is true
-// and may exceed the capacity; values beyond it are unspecified; padding bits are 0.
+// shard [batch, size, width] -> words [batch, words], values [batch, capacity, width], count [batch]. The count is
+// exact and may exceed the capacity; values beyond it are unspecified; padding bits are 0.
 template <typename Bits>
 void hash_bitmap_encode(const EncodeProblem& problem, const Bits* shard, uint32_t* words, Bits* values, int32_t* count,
                         const Context& context);

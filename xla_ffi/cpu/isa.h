@@ -1,4 +1,4 @@
-// What the kernels ask of an instruction set, a cache-sized chunk at a time, and the choice of one at run time.
+// What the kernels need from an instruction set, a cache-sized chunk at a time, and the choice of one at run time.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ constexpr int64_t kChunkUnits = 4096;
 constexpr int64_t kListSlack = 64;
 // The largest entry of a list.
 constexpr int64_t kMostListed = 65535;
-// How far ahead of its reading scan() prefetches.
+// How far ahead of its reads scan() prefetches.
 constexpr int64_t kScanAheadBytes = 6144;
 
 // Where the units of a list lie: unit `list[i]` of a chunk that starts at offset `first` of tile `tile`.
@@ -26,7 +26,7 @@ struct ChunkOrigin {
   uint32_t first;
 };
 
-// How a gradient enters what is to be sent: velocity = momentum * velocity + scale * gradient, in one rounding.
+// How a gradient enters the totals: velocity = fma(momentum, velocity, scale * gradient).
 template <typename T>
 struct Momentum {
   T momentum;
@@ -64,14 +64,14 @@ struct Isa {
   void (*route)(const uint16_t* list, int64_t count, ChunkOrigin origin, uint32_t n, uint32_t seed, int32_t* tiles,
                 uint32_t* servers);
 
-  // Lists the positions, less begin, of the set bits in [begin, end) of a bitmap, and returns how many. begin is a
-  // multiple of 64.
+  // Lists the positions, relative to begin, of the set bits in [begin, end) of a bitmap, and returns how many. begin is
+  // a multiple of 64.
   int64_t (*list_bits)(const uint32_t* words, int64_t begin, int64_t end, uint16_t* list);
 
-  // How many bits are set. Without an instruction for it, as portable code must, counting takes as long as decoding.
+  // How many bits are set. In portable code, which has no instruction for it, counting takes as long as decoding.
   int64_t (*count_bits)(const uint32_t* words, int64_t count);
 
-  // Where in a block of tiles that starts at `tile` the units lie that `server` owns in the listed tiles.
+  // Where the units that `server` owns in the listed tiles lie in a block of tiles that starts at `tile`.
   void (*place)(const uint16_t* list, int64_t count, uint32_t tile, uint32_t server, uint32_t n, uint32_t seed,
                 uint32_t* units);
 
@@ -79,21 +79,21 @@ struct Isa {
   void (*drain)(void* to, void* from, int64_t bytes);
   void (*fence)();
 
-  // total = residual + update, or residual + velocity where velocity is not null. Results may lie where operands do.
+  // total = residual + update, or residual + velocity if velocity is not null. Results may alias operands.
   Accumulate<Float16> accumulate_f16;
   Accumulate<BFloat16> accumulate_bf16;
   Accumulate<float> accumulate_f32;
   Accumulate<double> accumulate_f64;
 
-  // Lists the elements of a chunk whose keys (bits without the highest) reach `high`, and those that reach `low` only.
+  // Lists the elements of a chunk whose keys (bits without the highest) reach `high`, and those that reach only `low`.
   Divide<uint32_t> divide32;
   Divide<uint64_t> divide64;
 
-  // Adds to reach[i] how many keys reach probes[i], for kProbes of them.
+  // Adds to reach[i] how many keys reach probes[i], for each of kProbes probes.
   Reach<uint32_t> reach32;
   Reach<uint64_t> reach64;
 
-  // 31 random bits above zero for each of the elements first, first + 1, ...
+  // A positive random number of 31 bits for each of the elements first, first + 1, ...
   void (*draw)(uint32_t first, int64_t count, uint32_t step, uint32_t* keys);
 
   template <typename Bits>
@@ -121,10 +121,10 @@ struct Isa {
   }
 };
 
-// Those this machine can run, best first; the last is always "scalar".
+// The instruction sets that this machine can run, best first; the last is always "scalar".
 std::vector<const Isa*> available_isas();
 
-// The best one, or that named by the environment variable ZEN_JAX_CPU_ISA if the machine has it. Read once.
+// The best one, or the one named by the environment variable ZEN_JAX_CPU_ISA if the machine has it. Read once.
 const Isa& chosen_isa();
 
 extern const Isa kScalarIsa;

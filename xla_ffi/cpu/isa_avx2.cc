@@ -1,4 +1,4 @@
-// x86-64 with AVX2, FMA and BMI2. The pragma comes after the system's headers: only our own functions are built for it.
+// x86-64 with AVX2, FMA and BMI2. The pragma follows the system headers, so only our own functions are built for it.
 #if defined(__x86_64__)
 
 #include <immintrin.h>
@@ -53,7 +53,7 @@ struct Avx2 {
     return ~zero;
   }
 
-  // Signed comparisons do: keys lack the sign, and a probe less one is no more than the largest of them.
+  // Signed comparisons suffice: keys have no sign, and a probe minus one is no more than the largest key.
   static uint64_t reach_mask(const uint32_t* x, uint32_t probe) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff), below = _mm256_set1_epi32(static_cast<int>(probe - 1));
     uint64_t mask = 0;

@@ -1,5 +1,5 @@
-// x86-64 with AVX-512 (Ice Lake and Zen 4 on). The pragma comes after the system's headers: only our own functions are
-// built for it.
+// x86-64 with AVX-512 (from Ice Lake and Zen 4 on). The pragma follows the system headers, so only our own functions
+// are built for it.
 #if defined(__x86_64__)
 
 #include <immintrin.h>

@@ -1,6 +1,6 @@
-// Everything of an instruction set that is not its vectors, written once: `Arch` brings a few vector operations, and
-// the compiler vectorises the loops for the instruction set of the including file. All of it has internal linkage, so
-// that no function built for a newer instruction set stands in for the portable one at link time.
+// Everything in an instruction set except its vectors, written once: `Arch` provides a few vector operations, and the
+// compiler vectorises the loops for the instruction set of the including file. All of it has internal linkage, so that
+// no function built for a newer instruction set replaces the portable one at link time.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 #include "cuda/common/hash.h"
 #include "xla_ffi/cpu/isa.h"
 
-// For loops whose results may lie where their operands do, element for element.
+// For loops whose results may alias their operands, element for element.
 #if defined(__clang__)
 #define ZEN_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__)
@@ -27,10 +27,10 @@ namespace {
 constexpr int64_t kMaskBits = 64;
 constexpr int64_t kVectorEntries = 16;
 
-// Loops over lists run to a whole number of vectors; lists have the room.
+// Loops over lists run to a whole number of vectors; lists have room for that.
 inline int64_t padded(int64_t count) { return (count + kVectorEntries - 1) / kVectorEntries * kVectorEntries; }
 
-// The key of a float: the order of keys is that of magnitudes, with NaN above infinity.
+// The key of a float: keys are ordered like magnitudes, with NaN above infinity.
 template <typename Bits>
 inline Bits magnitude_of(Bits bits) {
   return bits & static_cast<Bits>(static_cast<Bits>(~Bits{0}) >> 1);
@@ -85,7 +85,7 @@ struct IsaImpl {
     return any_nonzero(row + i, width - i);
   }
 
-  // 64 units whose width divides 64: the mask of elements, folded so that a unit's first bit stands for all of it.
+  // 64 units whose width divides 64: the mask of elements, folded so that a unit's first bit stands for the whole unit.
   template <typename Bits>
   static uint64_t narrow_units_mask(const Bits* x, int64_t width, uint64_t first_bits) {
     const int64_t units = kMaskBits / width;
@@ -133,7 +133,7 @@ struct IsaImpl {
     const float reciprocal = 1.0f / static_cast<float>(n);
     for (int64_t i = 0; i < padded(count); ++i) {
       const uint32_t v = origin.first + list[i];
-      // By way of int32_t, which vectors convert to and from in one instruction.
+      // Through int32_t, which vectors convert to and from in one instruction.
       const float numerator = static_cast<float>(static_cast<int32_t>(v)) + 0.5f;
       const uint32_t quotient = static_cast<uint32_t>(static_cast<int32_t>(numerator * reciprocal));
       const uint32_t tile = origin.tile + quotient;
@@ -205,7 +205,7 @@ struct IsaImpl {
   static float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
   static double multiply_add(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
-  // widen() of Float16 without branches, so that it vectorises, and without subnormals on the way.
+  // widen() for Float16 without branches, so that it vectorises, and without intermediate subnormals.
   template <typename T>
   static Accumulator<T> widened(T x) {
     if constexpr (std::is_same_v<T, Float16>) {

@@ -24,12 +24,12 @@ inline void copy_unit(T* to, const T* from, int64_t width) {
   }
 }
 
-// For one of many streams of stores: hardware keeps up with some 16, and beyond them every new line is waited for.
+// For one of many streams of stores: hardware keeps up with about 16; beyond that, every new line causes a wait.
 inline void prefetch_next_line(const void* here) {
   __builtin_prefetch(static_cast<const char*>(here) + kCacheLine, 1, 3);
 }
 
-// A vector that starts at a cache line: vectors of any width load whole lines of it.
+// Starts a std::vector at a cache line, so that SIMD vectors of any width load whole lines of it.
 template <typename T>
 struct CacheLineAllocator {
   using value_type = T;
@@ -61,8 +61,8 @@ inline void move_out(const Isa& isa, bool past_caches, void* to, void* block, in
   }
 }
 
-// Asks for huge pages under a buffer about to be written whole: a fresh one costs a fault a page, more than the
-// writing. Below this size the allocator reuses pages that are already mapped.
+// Requests huge pages for a buffer that is about to be written whole: a fresh buffer costs a fault per page, more than
+// the writing. Below this size the allocator reuses pages that are already mapped.
 constexpr int64_t kHugePageMinBytes = 32 << 20;
 
 inline void advise_huge_pages(void* data, int64_t bytes) {

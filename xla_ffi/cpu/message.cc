@@ -9,13 +9,13 @@ namespace {
 
 constexpr int64_t kWordBytes = sizeof(uint32_t);
 
-// Where a bucket's entries lie among those of the whole batch, and how many of them travel.
+// Where a bucket's entries lie among those of the whole batch, and how many of them are sent.
 struct Bucket {
   int64_t begin;
   int64_t filled;
 };
 
-// Of the whole batch, each of its count of entries but no more than `most`. No count leads out of the room.
+// The buckets of the whole batch, each with its count of entries but at most `most`. No count leads beyond the room.
 std::vector<Bucket> buckets_of(const MessageProblem& p, const int32_t* counts, int64_t most) {
   std::vector<Bucket> buckets(p.batch * p.n);
   const int64_t in_room = p.joined ? p.n : 1;
@@ -30,7 +30,7 @@ std::vector<Bucket> buckets_of(const MessageProblem& p, const int32_t* counts, i
   return buckets;
 }
 
-// Entries of `range`, of `width` Ts each; from `filled` on they become `beyond`.
+// Copies the entries of `range`, of `width` Ts each; from `filled` on they become `beyond`.
 template <typename T>
 void copy_filled(T* to, const T* from, int64_t width, Range range, int64_t filled, T beyond) {
   const int64_t begin = range.begin * width, end = range.end * width;
@@ -39,7 +39,7 @@ void copy_filled(T* to, const T* from, int64_t width, Range range, int64_t fille
   std::fill(to + middle, to + end, beyond);
 }
 
-// Calls body(bucket, range of entries of its message) for all of every bucket, numbered through the batch.
+// Calls body(bucket, range) for all ranges of entries of each bucket's message; buckets are numbered through the batch.
 template <typename Body>
 void for_each_range(const MessageProblem& p, const Context& context, const Body& body) {
   const int64_t buckets = p.batch * p.n;

@@ -1,4 +1,4 @@
-// How the kernels use threads: they see this interface, and the handlers bring XLA's pool to it.
+// How the kernels use threads: through this interface, to which the handlers adapt XLA's pool.
 #pragma once
 
 #include <cstdint>

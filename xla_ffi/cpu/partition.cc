@@ -9,8 +9,8 @@
 namespace zen {
 namespace {
 
-// Puts a chunk's listed units into their buckets. The chunk after it is prefetched meanwhile, half a cache line a unit:
-// memory would idle otherwise.
+// Puts a chunk's listed units into their buckets. Meanwhile it prefetches the next chunk, half a cache line per unit:
+// memory would be idle otherwise.
 template <bool kOneElement, typename Bits>
 void deal_out(const PartitionProblem& p, const Buckets<Bits>& out, const Bits* chunk, const ChunkLists& lists,
               int64_t count, RangeBuckets<Bits>& found) {

@@ -9,7 +9,7 @@
 namespace zen {
 
 // x [batch, units, width] -> positions [batch, n, capacity], values [batch, n, capacity, width], counts [batch, n].
-// Buckets list their units by ascending position; counts are true and may exceed the capacity; entries beyond a count
+// Buckets list their units by ascending position; counts are exact and may exceed the capacity; entries beyond a count
 // are unspecified. Bits is the unsigned integer as wide as the element: uint16_t, uint32_t or uint64_t.
 template <typename Bits>
 void partition(const PartitionProblem& problem, const Bits* x, uint32_t seed, int32_t* positions, Bits* values,

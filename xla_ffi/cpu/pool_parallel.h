@@ -1,5 +1,5 @@
-// Parallel over a pool that only schedules. The caller works too and waits for tasks that were begun, never for helpers
-// that the pool has not started: a pool whose only thread is the caller cannot deadlock.
+// Parallel over a pool that can only schedule. The caller works too and waits for tasks that have begun, never for
+// helpers that the pool has not started: a pool whose only thread is the caller cannot deadlock.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace zen {
 
-// Pool::Schedule(std::function<void()>&&) runs the function some time, on some thread.
+// Pool::Schedule(std::function<void()>&&) runs the function at some time, on some thread.
 template <typename Pool>
 class PoolParallel final : public Parallel {
  public:

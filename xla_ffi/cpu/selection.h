@@ -1,4 +1,4 @@
-// The search for the threshold of a selection, the same as zen_jax/selection.py makes: by counting how many keys reach
+// The search for the threshold of a selection, the same as in zen_jax/selection.py: by counting how many keys reach
 // each of a few probes.
 #pragma once
 
@@ -10,11 +10,11 @@
 
 namespace zen {
 
-// The key that none reaches.
+// The key that no element reaches.
 template <typename Bits>
 constexpr Bits kTopKey = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) - 1));
 
-// At least `least` keys reach `low`, fewer than that reach `high`.
+// At least `least` keys reach `low`; fewer reach `high`.
 template <typename Bits>
 struct Gap {
   Bits low;
@@ -27,7 +27,7 @@ template <typename Bits>
 struct Probes {
   Bits at[kProbes];
 
-  // Evenly inside a gap.
+  // Evenly spaced inside a gap.
   static Probes between(Bits low, Bits high) {
     Probes probes;
     for (int i = 0; i < kProbes; ++i) {
@@ -46,8 +46,8 @@ struct Probes {
   }
 };
 
-// The gap among `size` keys whose `low` at most `most` keys reach, or that no key lies within. count(probes, reach)
-// sets reach[i] to how many keys reach probes.at[i].
+// The gap among `size` keys whose `low` is reached by at most `most` keys, or that no key lies within.
+// count(probes, reach) sets reach[i] to how many keys reach probes.at[i].
 template <typename Bits, typename Count>
 Gap<Bits> search(int64_t size, int64_t least, int64_t most, Probes<Bits> probes, Count&& count) {
   Gap<Bits> gap = {0, kTopKey<Bits>, size, 0};
@@ -68,14 +68,14 @@ Gap<Bits> search(int64_t size, int64_t least, int64_t most, Probes<Bits> probes,
   return gap;
 }
 
-// The key of rank `rank`, the largest being 1. Leaves the keys in some other order.
+// The key of rank `rank`, the largest being 1.
 template <typename Bits>
-Bits key_of_rank(std::vector<Bits>& keys, int64_t rank) {
-  rank = std::clamp<int64_t>(rank, 1, keys.size());  // ranks may be traced, and then nobody has checked them
+Bits key_of_rank(const std::vector<Bits>& keys, int64_t rank) {
+  rank = std::clamp<int64_t>(rank, 1, keys.size());  // ranks may be traced and thus unchecked
   constexpr int kShift = 8 * sizeof(Bits) - 1 - 12;
   std::vector<int64_t> counts(1 << 12);
   for (Bits key : keys) ++counts[key >> kShift];
-  // The rank within the bucket that holds it, and that bucket alone.
+  // Reduces the rank to the bucket that holds it, and the keys to that bucket.
   size_t bucket = counts.size() - 1;
   for (; rank > counts[bucket]; --bucket) rank -= counts[bucket];
   std::vector<Bits> inside;

@@ -1,4 +1,4 @@
-// What error feedback has sent: what would undo it, and the gradient in COO.
+// What error feedback has sent: how to undo it, and the gradient in COO.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ struct SentLog {
     if (leaf.has_velocity()) velocities.reserve(count);
   }
 
-  // Backwards: who was sent twice, being infinite and drawn, ends as it was at first.
+  // Backwards, so that an element sent twice, as both infinite and drawn, ends as it was at first.
   void undo(const Leaf<Update>& leaf) const {
     for (size_t j = indices.size(); j-- > 0;) {
       leaf.at.new_residual[indices[j]] = totals[j];
@@ -51,7 +51,7 @@ struct SentLog {
     }
   }
 
-  // What is sent of a total.
+  // The part of a total that is sent.
   static Update sent(T total) {
     Update part;
     round_to(sent_part(total, Update{}), &part);
@@ -64,7 +64,7 @@ struct SentLog {
     return count;
   }
 
-  // Writes what was sent of the entries begin .. end - 1, but for zeros, and returns the entry behind.
+  // Writes what was sent of the entries begin .. end - 1, except zeros, and returns the entry after them.
   int64_t write(size_t begin, size_t end, const SentList<Update>& out, int64_t to) const {
     for (size_t j = begin; j < end && to < out.room; ++j) {
       const Update value = sent(totals[j]);
@@ -82,10 +82,10 @@ struct SentInTwo {
   const SentLog<Update>& early;
   const SentLog<Update>& late;
 
-  // How many are not zero.
+  // How many entries are non-zero.
   int64_t count() const { return early.count_nonzero() + late.count_nonzero(); }
 
-  // Writes these by ascending index, from entry `to` on and as far as there is room.
+  // Writes them by ascending index, from entry `to` on and as far as there is room.
   void write(const SentList<Update>& out, int64_t to) const {
     size_t begin = 0;
     for (size_t j = 0; j < late.indices.size(); ++j) {
@@ -99,7 +99,7 @@ struct SentInTwo {
   }
 };
 
-// Writes what the ranges have sent, sent_by(r), one behind the other.
+// Writes what the ranges have sent, sent_by(r), one after another.
 template <typename Update, typename SentBy>
 void write_list(const SentList<Update>& out, int64_t ranges, SentBy&& sent_by, const Context& context) {
   std::vector<int64_t> first(ranges + 1);

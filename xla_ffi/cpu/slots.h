@@ -1,6 +1,6 @@
 // A bucket that several ranges of the input fill at once, in one pass and without knowing each other's counts: range r
 // writes into its slot, the r-th part of the bucket, and what does not fit goes to a spill. Afterwards the gaps are
-// closed. For evenly spread non-zeros nothing spills, and one range alone writes straight to its place.
+// closed. For evenly spread non-zeros nothing spills, and a single range writes straight to its place.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@ inline int64_t slot_begin(int64_t capacity, int64_t ranges, int64_t r) {
 template <typename T>
 using Spill = std::vector<T>;
 
-// Puts the entries of all ranges one behind the other. counts[r] is how many entries range r has, spills[r] holds
-// those beyond its slot; entries beyond the capacity are dropped.
+// Puts the entries of all ranges one after another. Range r has counts[r] entries, and spills[r] holds those beyond its
+// slot; entries beyond the capacity are dropped.
 template <typename T>
 void close_gaps(T* bucket, int64_t width, int64_t capacity, const std::vector<int64_t>& counts,
                 const std::vector<const Spill<T>*>& spills) {
@@ -38,7 +38,7 @@ void close_gaps(T* bucket, int64_t width, int64_t capacity, const std::vector<in
   const auto move = [&](const Move& m) {
     std::memmove(bucket + m.to * width, bucket + m.from * width, m.in_slot * width * sizeof(T));
   };
-  // Entries that move up go first, from the last; then those that move down, from the first: nobody lands on entries
+  // Entries that move up go first, from the last; then those that move down, from the first: no move overwrites entries
   // that have yet to move. Spilled entries come last, into room that is free by then.
   for (int64_t r = ranges - 1; r >= 0; --r) {
     if (moves[r].to > moves[r].from) move(moves[r]);

@@ -1,5 +1,5 @@
-// XLA runs its CPU code with subnormals flushed to zero. Sums that lose nothing need them; sums that decay must not crawl
-// through them.
+// XLA runs its CPU code with subnormals flushed to zero. Sums that must lose nothing need subnormals; sums that decay
+// must not be slowed down by them.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace zen {
 
-// While it lives, this thread's arithmetic keeps subnormals, or flushes them to zero.
+// During its lifetime, this thread's arithmetic keeps subnormals, or flushes them to zero.
 template <bool kKeep>
 class ScopedSubnormals {
  public:

@@ -18,7 +18,7 @@ struct Entry {
 
 uint32_t key_of(int32_t id) { return static_cast<uint32_t>(id) ^ 0x80000000u; }
 
-// A radix sort from the lowest digit up, without the digits that all keys share.
+// A radix sort from the lowest digit up, which skips digits that all keys share.
 void sort_by_key(std::vector<Entry>& entries, std::vector<Entry>& spare) {
   uint32_t varying = 0;
   for (const Entry& entry : entries) varying |= entry.key ^ entries.front().key;

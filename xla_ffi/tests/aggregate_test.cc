@@ -1,5 +1,5 @@
-// aggregate() and aggregate_encode() against the definition: sums in worker order, bit for bit, with subnormals flushed by the caller's
-// thread.
+// aggregate() and aggregate_encode() against the definition: sums in worker order, bit for bit, while the caller's
+// thread flushes subnormals.
 #include "xla_ffi/cpu/aggregate.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@
 
 namespace {
 
-// The largest piece of memory that was asked for at a cache line, as the blocks of sums are.
+// The largest allocation that was requested at a cache line, as the blocks of sums are.
 std::atomic<size_t> largest_block = 0;
 
 }  // namespace
@@ -156,7 +156,7 @@ void test_shapes() {
   test<T>({1, 3, 20000, 1, 300007}, 3);
 }
 
-// A caller that breaks the promise of ascending positions gets some shard, and nothing is written outside.
+// A caller that breaks the promise of ascending positions gets an arbitrary shard, and nothing is written outside it.
 void test_unordered_positions() {
   for_each_context([&](const Context& context, const std::string& name) {
     Checks::testing = name + ", unordered positions";
@@ -169,7 +169,7 @@ void test_unordered_positions() {
   });
 }
 
-// Few units, however wide, are summed in a block of their size.
+// A few units, however wide, are summed in a block of their size.
 void test_memory_of_few_wide_units() {
   for_each_context([&](const Context& context, const std::string& name) {
     Checks::testing = name + ", few wide units";

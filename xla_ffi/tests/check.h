@@ -1,4 +1,4 @@
-// A check that prints where it failed, with what was being tested, and fails the program at its end.
+// A check that prints where it failed and what was being tested, and makes the program fail at its end.
 #pragma once
 
 #include <cstdio>

@@ -16,7 +16,7 @@
 
 namespace zen {
 
-// A plain pool: as many threads, one queue.
+// A plain pool: `count` threads, one queue.
 class Threads {
  public:
   explicit Threads(int count) {
@@ -34,7 +34,7 @@ class Threads {
   }
 
  private:
-  // An empty function ends every thread, and stays in the queue for the next.
+  // An empty function ends a thread, and stays in the queue for the next one.
   void work() {
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {

@@ -1,4 +1,4 @@
-// send_largest(), send_drawn() and send_reaching() against their definitions, with a sort in place of any threshold.
+// send_largest(), send_drawn() and send_reaching() against their definitions, with a sort instead of a threshold.
 #include "xla_ffi/cpu/error_feedback.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// What is to be sent in total, in `residual`; the velocity is moved.
+// Puts the totals to send in `residual` and moves the velocity.
 State accumulated(State state, bool moves) {
   for (size_t i = 0; i < state.update.size(); ++i) {
     float gained = state.update[i];
@@ -55,7 +55,7 @@ State accumulated(State state, bool moves) {
   return state;
 }
 
-// Sends the chosen of what has been accumulated, and what is not finite.
+// Sends the chosen accumulated elements, and those that are not finite.
 template <typename Chosen>
 State expected(State state, Chosen&& chosen) {
   for (size_t i = 0; i < state.residual.size(); ++i) {
@@ -67,7 +67,7 @@ State expected(State state, Chosen&& chosen) {
   return state;
 }
 
-// The k largest keys, of equal ones the first.
+// The k largest keys; of equal keys, the first.
 std::vector<bool> k_largest(const std::vector<uint32_t>& keys, int64_t begin, int64_t end, int64_t k) {
   std::vector<int64_t> order(end - begin);
   std::iota(order.begin(), order.end(), begin);
@@ -90,7 +90,7 @@ void check(const State& actual, const State& wanted, bool moves) {
   if (moves) ZEN_CHECK(same_bits(actual.velocity, wanted.velocity));
 }
 
-// The non-zero elements of one item as a list, cut off at the room.
+// Checks the list of the non-zero elements of one item, cut off at the room.
 void check_list(const std::vector<int32_t>& indices, const std::vector<float>& values, int32_t count, int64_t room,
                 int64_t item, const float* sent, int64_t size) {
   int32_t found = 0;
@@ -137,8 +137,8 @@ void test_exact(const FeedbackProblem& p, const State& state, int64_t k, int64_t
   });
 }
 
-// With slack, whatever the ranges and the instruction set, the same elements go: as many as were asked for or all that
-// are not finite, and none smaller than one that stays.
+// With slack, the same elements are sent whatever the ranges and the instruction set: as many as were asked for or all
+// that are not finite, and none smaller than one that stays.
 void test_slack(const FeedbackProblem& p, const State& state, int64_t k, int64_t chunks, const std::string& name) {
   const int64_t most = std::min<int64_t>(13 * k / 10, p.size);
   const LargestBounds bounds = bounds_of(k, most, chunks, p.size);
@@ -226,7 +226,7 @@ void test_size(int64_t batch, int64_t size, int64_t chunks) {
   }
 }
 
-// Bounds may be traced, so that nobody checks them: whatever they are, an element is sent or stays.
+// Bounds may be traced and thus unchecked: whatever they are, an element is sent or stays.
 void test_any_bounds(const FeedbackProblem& p, const State& state, int64_t chunks) {
   constexpr int32_t kLeast = std::numeric_limits<int32_t>::min(), kMost = std::numeric_limits<int32_t>::max();
   const State totals = accumulated(state, false);

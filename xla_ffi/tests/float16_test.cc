@@ -1,4 +1,4 @@
-// The 16-bit floats: every value survives the way to float and back, and rounding is to nearest, ties to even.
+// The 16-bit floats: every value survives the round trip to float, and rounding is to nearest, ties to even.
 #include "xla_ffi/cpu/float16.h"
 
 #include <cmath>
@@ -35,7 +35,7 @@ void test_round_trip() {
   }
 }
 
-// Between two neighbours: the nearer, and the even one from the middle.
+// Between two neighbours: to the nearer one, and from the middle to the even one.
 template <typename T>
 void test_rounding(uint32_t infinity) {
   for (uint32_t bits = 0; bits + 1 < infinity; ++bits) {

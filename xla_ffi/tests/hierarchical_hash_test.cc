@@ -1,4 +1,4 @@
-// hierarchical_hash() against Algorithm 1 written down once more, and by what it promises.
+// hierarchical_hash() against a second implementation of Algorithm 1, and against what it promises.
 #include "xla_ffi/cpu/hierarchical_hash.h"
 
 #include <algorithm>

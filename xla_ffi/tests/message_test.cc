@@ -1,4 +1,4 @@
-// pack() against messages written word by word, unpack() and unpack_joined() of them.
+// pack() against messages written word by word, and unpack() and unpack_joined() on these.
 #include "xla_ffi/cpu/message.h"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ const uint32_t* words_of(const std::vector<T>& values) {
 // unpack_joined() of messages, entry by entry.
 void test_joined(const MessageProblem& p, const std::vector<uint32_t>& messages, const std::vector<int32_t>& counts,
                  const Context& context) {
-  // What lies behind the entries is nobody's, and stays as it was.
+  // What lies after the entries belongs to none of them, and stays unchanged.
   std::vector<int32_t> positions(p.batch * p.room, -1), expected_positions(positions);
   std::vector<char> units(p.batch * p.room * p.unit_bytes, -1), expected_units(units);
   for (int64_t item = 0; item < p.batch; ++item) {

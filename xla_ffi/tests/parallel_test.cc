@@ -1,4 +1,4 @@
-// PoolParallel: every task once, no waiting for a pool that never starts anything, errors come out at the caller.
+// PoolParallel runs every task once, never waits for a pool that starts nothing, and passes errors to the caller.
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -13,7 +13,7 @@
 namespace zen {
 namespace {
 
-// Starts what was scheduled only when told to: a pool whose threads are all busy.
+// Runs scheduled work only when told to, like a pool whose threads are all busy.
 class BusyPool {
  public:
   void Schedule(std::function<void()>&& work) { waiting_.push_back(std::move(work)); }

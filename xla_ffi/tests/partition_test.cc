@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint32_t kSeed = 0x9747b28cu;
 
-// One batch item's buckets, as long as they come.
+// A bucket of one batch item, of any length.
 template <typename Bits>
 struct Bucket {
   std::vector<int32_t> positions;
@@ -39,7 +39,7 @@ std::vector<Bucket<Bits>> expected_buckets(const PartitionProblem& p, const Bits
   return buckets;
 }
 
-// run(context, positions, values, counts) is to make the buckets of x.
+// run(context, positions, values, counts) must make the buckets of x.
 template <typename Bits, typename Run>
 void check_buckets(const PartitionProblem& p, const std::vector<Bits>& x, const std::string& what, Run&& run) {
   std::vector<Bucket<Bits>> expected;
@@ -65,7 +65,7 @@ void check_buckets(const PartitionProblem& p, const std::vector<Bits>& x, const 
   });
 }
 
-// Lists of twice the room they need, with nonsense beyond their end.
+// Lists with twice the room they need, and garbage beyond their end.
 template <typename Bits>
 void check_lists(const PartitionProblem& p, const std::vector<Bits>& x, const std::string& what) {
   const int64_t room = 2 * p.units;
@@ -118,7 +118,7 @@ void test_shapes() {
   test<Bits>({1, 300007, 1, 5, 60002}, 0.0001);
 }
 
-// All non-zeros in one part of the input: the ranges' slots do not fit them, and spills join in order.
+// All non-zeros are in one part of the input: they do not fit the ranges' slots, and spills join in order.
 void test_skew() {
   constexpr int64_t kUnits = 4096;
   for (int64_t begin : {0, 1500, 3000}) {

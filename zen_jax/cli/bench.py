@@ -1,8 +1,8 @@
-"""Times every scheme on the same gradients, beside its estimate and the lower bound.
+"""Times every scheme on the same gradients, next to its estimate and the lower bound.
 
-Workers are the devices of all processes of jax.distributed: start the same command on every host, with its own
---rank, or under Slurm or Open MPI without any of the three options. Otherwise they are devices of this process, which
-share one memory: no network is measured then. Messages are planned on the gradients themselves."""
+Workers are the devices of all processes of jax.distributed: start the same command on every host, with --coordinator,
+--processes and its own --rank, or with none of the three under Slurm or Open MPI. Otherwise, workers are devices of
+this process, which share one memory: no network is measured. Messages are planned from the gradients themselves."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ EXAMPLES = """  zen-jax bench --workers 4
   zen-jax bench step1.npz step2.npz --repeats 10 --json bench.json --save-cluster cluster.json
   zen-jax bench --coordinator 10.0.0.1:7700 --processes 16 --rank 3 --schemes dense,zen,auto"""
 BASELINE = "dense"
-WORKERS = 4  # where nothing else says how many
+WORKERS = 4  # if nothing else says how many
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +118,7 @@ def _bench(
 
 
 class Scheme:
-    """A tree's leaves reduced by `zen_jax.all_reduce`, each as estimated for a scheme: a case of `time_cases`."""
+    """A case of `time_cases`: reduces a tree's leaves by `zen_jax.all_reduce`, each as estimated for a scheme."""
 
     def __init__(self, name: str, estimate: Estimate, placed: Sequence[Mapping[str, Any]], mesh: Mesh) -> None:
         self.name, self._placed = name, placed

@@ -1,4 +1,4 @@
-"""What `bench` shows of its timings: a table, JSON, and a figure."""
+"""The report of `bench` on its timings: a table, JSON and a figure."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from zen_jax.planning.table import table
 def result(
     timings: Sequence[Timing], estimate: Estimate, cluster: zen.Cluster, choice: Mapping[str, str], baseline: str
 ) -> Result:
-    """Timings by scheme, fastest first, beside what was estimated; speed-ups are over the scheme `baseline`."""
+    """Timings by scheme, fastest first, next to the estimates; speed-ups are over the scheme `baseline`."""
     document = _document(timings, estimate, cluster, choice, baseline)
     return Result(_text(document), document, lambda figure: _draw(document, figure))
 

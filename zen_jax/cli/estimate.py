@@ -1,6 +1,6 @@
-"""Estimates what every scheme would take for profiled gradients, beside the lower bound.
+"""Estimates the time and bytes of every scheme for profiled gradients, and the lower bound.
 
-Each leaf is synchronised by itself, under each scheme in the unit and formats that are fastest."""
+Each leaf is synchronised by itself, under each scheme with the fastest unit and formats."""
 
 import argparse
 from typing import Any
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> output.Result:
 
 
 def _draw(estimate: zen.planning.estimate.Estimate, figure: Any) -> None:
-    """A bar for each scheme, of all leaves together."""
+    """A bar for each scheme, for all leaves together."""
     schemes = dict.fromkeys(scheme for leaf in estimate.leaves.values() for scheme in leaf)
     seconds = {scheme: estimate.total(scheme)[0] for scheme in schemes}
     slowest_first = sorted(seconds, key=seconds.get, reverse=True)

@@ -13,11 +13,11 @@ SAVE = "Save one array for each leaf with numpy.savez(FILE, **gradients)."
 
 
 def read(paths: Sequence[Path]) -> list[dict[str, np.ndarray]]:
-    """Gradients of one step from each file: by leaf float [n, ...], one slice a worker.
+    """Gradients of one step from each file: for each leaf float [n, ...], one slice per worker.
 
     Raises:
-      ValueError: for files that are no .npz, that NumPy cannot read without pickle, or whose arrays are no stacks
-        of as many slices, at least one.
+      ValueError: for files that are not .npz, that NumPy cannot read without pickle, or whose arrays are not stacks of
+        the same number of slices, at least one.
       OSError: for files that cannot be read.
     """
     steps = []
@@ -29,7 +29,7 @@ def read(paths: Sequence[Path]) -> list[dict[str, np.ndarray]]:
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    path.open("rb").close()  # a missing file is no bad one
+    path.open("rb").close()  # a missing file is not a bad one
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is no .npz file. {SAVE}")
     try:
@@ -60,7 +60,7 @@ def workers(step: Mapping[str, np.ndarray]) -> int:
 def synthetic(n: int, rows: int, columns: int, density: float) -> dict[str, np.ndarray]:
     """One embedding's gradient: float32 [n, rows, columns], the same for the same arguments.
 
-    Every worker touches round(density * rows) rows, at least one, drawn by Zipf's law: the first rows are common.
+    Every worker touches round(density * rows) rows, at least one, drawn by Zipf's law: the first are the most likely.
     """
     touched = max(1, round(density * rows))
     stack = np.zeros((n, rows, columns), np.float32)
@@ -71,7 +71,7 @@ def synthetic(n: int, rows: int, columns: int, density: float) -> dict[str, np.n
 
 
 def zipf_rows(rng: np.random.Generator, rows: int, count: int) -> np.ndarray:
-    """`count` distinct rows drawn by Zipf's law, by which the first ones are common.
+    """`count` distinct rows drawn by Zipf's law, under which the first rows are the most likely.
 
     Source: Efraimidis and Spirakis (2006): the largest of log(u) / weight are a sample without replacement.
     """

@@ -1,4 +1,4 @@
-"""Shows versions, devices, and which lowering of the kernels each platform takes."""
+"""Shows versions, devices, and which lowering of the kernels each platform uses."""
 
 import argparse
 import platform

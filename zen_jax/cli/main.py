@@ -21,14 +21,14 @@ DONE, FAILED, BAD_INPUT = 0, 1, 2
 
 
 def script() -> int:
-    """The entry point: `main`, and Ctrl-C ends the process at once, as shells expect (exit code 130)."""
+    """The entry point: runs `main`, and Ctrl-C ends the process at once, as shells expect (exit code 130)."""
     # Python's own handler would wait for C++ to return, and its exit for other processes of jax.distributed.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return main()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs `zen-jax` with some arguments, those of this process by default, and returns the exit code."""
+    """Runs `zen-jax` with the given arguments, by default those of this process, and returns the exit code."""
     top = parser()
     try:
         options = top.parse_args(arguments)
@@ -58,7 +58,7 @@ def _complain(command: str, error: Exception, code: int) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Complains in one line."""
+    """Reports errors in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(BAD_INPUT, f"{self.prog}: {message}. See {self.prog} --help.\n")

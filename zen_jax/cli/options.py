@@ -1,4 +1,4 @@
-"""Options that several subcommands have, and their types."""
+"""Options that several subcommands share, and their types."""
 
 import argparse
 from collections.abc import Callable
@@ -77,7 +77,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """A type of integers that 64 bits hold."""
+    """A type of integers that fit into 64 bits."""
 
     def parse(word: str) -> int:
         if not word.isdecimal() or not least <= int(word) < 1 << 63:

@@ -1,4 +1,4 @@
-"""What a subcommand found, as text, JSON and a figure; and what it says while it works."""
+"""The result of a subcommand as text, JSON and a figure; and its progress messages."""
 
 import argparse
 import contextlib
@@ -15,7 +15,7 @@ STDOUT = "-"
 
 
 class Result(NamedTuple):
-    """What a subcommand found."""
+    """The result of a subcommand."""
 
     text: str
     document: dict[str, Any]  # plain values for JSON
@@ -23,7 +23,7 @@ class Result(NamedTuple):
 
 
 def add_json(parser: argparse.ArgumentParser, *aliases: str) -> None:
-    """Adds --json, which goes by other names too where other subcommands read the file."""
+    """Adds --json, with other names for it where other subcommands read the file."""
     meaning = "write the result as JSON; - for standard output, and nothing else there"
     how = {"dest": "json", "action": "append", "default": [], "metavar": "FILE"}
     parser.add_argument(*aliases, "--json", type=_json_file, **how, help=meaning)
@@ -35,7 +35,7 @@ def add_plot(parser: argparse.ArgumentParser) -> None:
 
 
 def check_apart(options: argparse.Namespace) -> None:
-    """Raises a ValueError where a file to be written is one to be read, or written twice."""
+    """Raises a ValueError if a file to be written is also to be read, or would be written twice."""
 
     def files(*names: str) -> list[str | Path]:
         given = (getattr(options, name, None) for name in names)
@@ -50,11 +50,11 @@ def check_apart(options: argparse.Namespace) -> None:
 
 
 def show(result: Result | None, options: argparse.Namespace) -> None:
-    """Prints and writes what the options ask for; None is the result of a process that leaves it to another."""
+    """Prints and writes what the options ask for; None is the result of a process that leaves this to another."""
     if result is None:
         return
     text = json.dumps(result.document, indent=1)
-    # Files first: the reader of a pipe may have seen enough at any time.
+    # Files first: the reader of a pipe may close it at any time.
     for file in options.json:
         if file != STDOUT:
             Path(file).write_text(text + "\n", encoding="utf-8")
@@ -65,7 +65,7 @@ def show(result: Result | None, options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def chatter_to_stderr() -> Iterator[None]:
-    """Sends what libraries print on standard output to standard error, so that --json - stays JSON."""
+    """Redirects what libraries print on standard output to standard error, so that --json - stays JSON."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:
@@ -103,7 +103,7 @@ def _figure_file(word: str) -> Path:
 
 
 def writable(word: str) -> Path:
-    """Refused at once rather than after long work."""
+    """A path to write, refused at once rather than after long work."""
     path = Path(word)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{word!r} is a folder, not a file")

@@ -1,4 +1,4 @@
-"""Plans how each leaf of profiled gradients travels: the fastest scheme and unit, and messages that fit.
+"""Plans how each leaf of profiled gradients is sent: the fastest scheme and unit, and messages that fit.
 
 zen.Plan.load reads the saved plan, and zen.synchronize(..., plan=plan) follows it."""
 

@@ -1,6 +1,6 @@
 """Measures how sparse gradients are: density, densification, skewness and overlap of every leaf.
 
-Each file is one step: an .npz with an array for each leaf, float of shape [n, ...], one slice for each worker.
+Each file is one step: an .npz with a float array of shape [n, ...] for each leaf, one slice per worker.
 numpy.savez(FILE, **gradients) writes one."""
 
 import argparse
@@ -39,7 +39,7 @@ def _unit(word: str) -> Unit:
 
 
 def _draw(profile: zen.SparsityProfile, figure: Any) -> None:
-    """Densification by workers and skewness by partitions, in each leaf's finest units."""
+    """Densification by number of workers and skewness by number of partitions, in each leaf's finest units."""
     left, right = figure.subplots(1, 2)
     workers = range(1, profile.n + 1)
     for name, leaf in profile.leaves.items():

@@ -1,4 +1,4 @@
-"""Estimates every scheme among more workers than were profiled, and what a plan would choose there.
+"""Estimates every scheme for more workers than were profiled, and what a plan would choose.
 
 The links stay as they are; hosts are added until there are enough workers."""
 
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> output.Result:
 
 
 def _workers(profiled: int, cluster: zen.Cluster, most: int) -> list[int]:
-    """The number profiled and doublings of full hosts, or of hosts where those were profiled."""
+    """The number profiled, and doublings of a full host's workers, or of one host if hosts were profiled."""
     first = cluster.devices_per_host if profiled == cluster.workers else 1
     doublings = {first << k for k in range(most.bit_length())} | {profiled}
     workers = sorted(n for n in doublings if 2 <= n <= min(most, MAX_WORKERS))
@@ -46,7 +46,7 @@ def _workers(profiled: int, cluster: zen.Cluster, most: int) -> list[int]:
 
 
 def _draw(simulation: zen.planning.simulate.Simulation, figure: Any) -> None:
-    """Speed-up over dense by workers: of every scheme, of the choice, and the most there could be."""
+    """Speed-up over dense by number of workers: of every scheme, of the choice, and of the lower bound."""
     workers = [point.n for point in simulation.points]
     dense = [point.estimate.total("dense")[0] for point in simulation.points]
 

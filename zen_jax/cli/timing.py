@@ -1,4 +1,4 @@
-"""The timing loop of `bench`: cases take turns among processes that wait for each other before every call."""
+"""The timing loop of `bench`: cases take turns, and processes wait for each other before every call."""
 
 import statistics
 import time
@@ -17,15 +17,15 @@ class Case(Protocol):
     name: str
 
     def prepare(self, step: int) -> Callable[[], Any]:
-        """A call that reduces the gradients of a step and returns when the result is there."""
+        """A call that reduces the gradients of a step and returns when the result is ready."""
 
     def info(self, result: Any) -> dict[str, float]:
-        """What the case reports of a call; equal on all workers."""
+        """What the case reports about a call; equal on all workers."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What one case took."""
+    """The timing of one case."""
 
     name: str
     seconds: tuple[float, ...]  # of each call, from a barrier to the end of its slowest process
@@ -47,14 +47,14 @@ def time_cases(
 ) -> list[Timing]:
     """Times every case on the same gradients. Each process calls it with the same arguments.
 
-    Cases take turns, so that what disturbs the machine for a while disturbs them alike.
+    Cases take turns, so that a temporary disturbance of the machine affects them alike.
 
     Args:
       cases: what to time.
-      gather: from float64 [...] of this process to [processes, ...] of all; it waits for them all.
-      steps: how many steps' gradients there are; calls go through them in turn.
+      gather: from float64 [...] of this process to [processes, ...] of all; waits for all of them.
+      steps: how many steps' gradients there are; calls cycle through them.
       repeats: timed calls of each case.
-      report: is told what has been done.
+      report: called with a line about what has been done.
 
     >>> class Sleep:
     ...     name = "sleep"

@@ -14,11 +14,11 @@ from zen_jax._typing import Array, PyTree
 
 AXIS = "data"
 _LAUNCHERS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK")  # jax.distributed reads the rest by itself
-_PATIENCE = 30  # seconds for the others to end, once this process does
+_PATIENCE = 30  # seconds that the others have to end once this process does
 
 
 class Place(NamedTuple):
-    """This process among others; `coordinator` is HOST:PORT of the first. None where a launcher knows."""
+    """This process among others; `coordinator` is HOST:PORT of the first. None if a launcher knows."""
 
     coordinator: str | None
     processes: int | None
@@ -26,10 +26,10 @@ class Place(NamedTuple):
 
 
 def find_place(coordinator: str | None, processes: int | None, rank: int | None, *, alone: bool) -> Place | None:
-    """The place that options give, or a launcher unless the process is to be alone; None for one by itself.
+    """The place given by the options, or by a launcher unless `alone`; None for a process by itself.
 
     Raises:
-      ValueError: for some options without the others, a rank that is none of the processes', or no HOST:PORT.
+      ValueError: for some options without the others, a rank out of range, or a coordinator that is not HOST:PORT.
     """
     place = Place(coordinator, processes, rank)
     if place == (None, None, None):
@@ -45,15 +45,15 @@ def find_place(coordinator: str | None, processes: int | None, rank: int | None,
 
 
 def join(place: Place) -> None:
-    """Connects this process with the others. Where they do not come, JAX ends the process after five minutes.
+    """Connects this process to the others. If they do not come, JAX ends the process after five minutes.
 
     Raises:
-      ValueError: at the first of them, for a port that is taken.
+      ValueError: in the first of them, for a port that is taken.
     """
     if place.rank == 0:
         port = int(place.coordinator.rpartition(":")[2])
         try:
-            socket.create_server(("", port)).close()  # gRPC would share it with another run, and end that one
+            socket.create_server(("", port)).close()  # gRPC would share the port with another run, and end that run
         except OSError as error:
             raise ValueError(f"rank 0 cannot listen at port {port}: {error.strerror}. Give another one.") from error
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -61,13 +61,13 @@ def join(place: Place) -> None:
 
 
 def make_mesh(n: int | None) -> Mesh:
-    """A mesh of n devices of this process, emulated on CPU; of those of all processes for None.
+    """A mesh of n devices of this process, emulated on CPU; if n is None, of the devices of all processes.
 
     Raises:
-      ValueError: where there are fewer.
+      ValueError: if there are fewer.
     """
     if n is not None:
-        with contextlib.suppress(RuntimeError):  # JAX runs already, with the devices that it has
+        with contextlib.suppress(RuntimeError):  # JAX is already running, with the devices that it has
             jax.config.update("jax_num_cpu_devices", n)
     devices = jax.devices()[:n]
     if n is not None and len(devices) < n:
@@ -79,7 +79,7 @@ def make_mesh(n: int | None) -> Mesh:
 
 
 def place_stack(stack: PyTree, mesh: Mesh) -> PyTree:
-    """Stacked arrays [n, ...] that every process has, each worker's slice on its device."""
+    """Places stacked arrays [n, ...] that every process has: each worker's slice on its device."""
     spread = NamedSharding(mesh, PartitionSpec(AXIS))
 
     def place(array: np.ndarray) -> Array:
@@ -89,7 +89,7 @@ def place_stack(stack: PyTree, mesh: Mesh) -> PyTree:
 
 
 def gather(numbers: np.ndarray) -> np.ndarray:
-    """float64 [...] of this process to [processes, ...] of all; no process goes on before all have come."""
-    # As bits, for JAX would round float64 to float32.
+    """Gathers float64 [...] of this process into [processes, ...] of all; no process goes on before all arrive."""
+    # As bits, because JAX would round float64 to float32.
     bits = multihost_utils.process_allgather(np.asarray(numbers, np.float64).reshape(-1).view(np.uint32))
     return np.asarray(bits).reshape(jax.process_count(), -1).view(np.float64).reshape(-1, *np.shape(numbers))

@@ -1,6 +1,6 @@
-"""Embedding tables whose gradients are as large as the batch, not as the table.
+"""Embedding tables whose gradients are the size of the batch, not of the table.
 
-`zen_jax.embedding.nnx` and `zen_jax.embedding.linen` hold modules for Flax, which they import.
+`zen_jax.embedding.nnx` and `zen_jax.embedding.linen` hold Flax modules; they import Flax.
 """
 
 from zen_jax.embedding.gradient import value_and_grad as value_and_grad

@@ -1,4 +1,4 @@
-"""`value_and_grad` whose gradients of tables are row-sparse."""
+"""`value_and_grad` with row-sparse gradients of tables."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,20 +20,21 @@ def value_and_grad(
     """`jax.value_and_grad` that gives each table a `RowSparseGradient` in place of a dense one.
 
     Args:
-      fun: a loss fun(params, *args, **kwargs), which reads its tables by `lookup` and `bag` alone: it gets a
-        `TakenRows` in the place of each. It returns a scalar, or (scalar, aux) with `has_aux`.
-      lookups: from the same args, without kwargs, to the ids that fun looks up, by the table's name in params
-        ("encoder/table"): an integer array or a tree of them. A table that is read twice has one entry with all ids.
+      fun: a loss fun(params, *args, **kwargs) that reads its tables only through `lookup` and `bag`: it gets a
+        `TakenRows` in place of each. It returns a scalar, or (scalar, aux) with `has_aux`.
+      lookups: a function of the same args, without kwargs, that returns the ids that fun looks up, by the table's name
+        in params ("encoder/table"): an integer array or a tree of them. A table that is read twice has one entry with
+        all ids.
       has_aux: whether `fun` returns auxiliary data.
-      padding_id: the id that names no row, the same for all tables or by name.
+      padding_id: the id that names no row: one for all tables, or a mapping by name.
 
     Returns:
       A function of (params, *args, **kwargs) that returns (value, gradients), or ((value, aux), gradients) with
-      `has_aux`. The gradients are a tree like params, with a RowSparseGradient of K entries at a table of which K ids
+      `has_aux`. The gradients are a tree like params, with a RowSparseGradient of K entries for a table in which K ids
       are looked up.
 
     Raises:
-      ValueError: for a name that params or lookups lack, and as `take_rows`.
+      ValueError: for a name that params or lookups lack, and as in `take_rows`.
 
     >>> import jax.numpy as jnp
     >>> from zen_jax.embedding import lookup

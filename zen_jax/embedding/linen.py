@@ -9,15 +9,15 @@ from zen_jax.embedding.lookup import is_taken, looked_up
 
 
 class Embed(nn.Module):
-    """As `flax.linen.Embed`, for `zen_jax.embedding.value_and_grad`; with bags and padding.
+    """Like `flax.linen.Embed`, for `zen_jax.embedding.value_and_grad`; supports bags and padding.
 
     Attributes:
       num_embeddings: rows V of the table.
       features: elements D of a row.
-      combiner: None to look single ids up, or "sum" or "mean" over bags of them, the ids' last axis.
+      combiner: None to look up single ids; "sum" or "mean" over bags of ids, along their last axis.
       padding_id: as in `zen_jax.embedding.lookup`.
-      dtype: of what is looked up, by default the table's.
-      param_dtype: of the table.
+      dtype: dtype of the output, by default the table's.
+      param_dtype: dtype of the table.
       embedding_init: initialises the table.
 
     >>> from zen_jax.embedding import value_and_grad
@@ -42,7 +42,7 @@ class Embed(nn.Module):
         """[*ids.shape, D], or [*ids.shape[:-1], D] with a combiner."""
         if self.has_variable("params", "embedding"):
             held = self.get_variable("params", "embedding")
-            # What stands for the table in value_and_grad self.param refuses, and a box would shard it like the table.
+            # In value_and_grad a TakenRows stands for the table: self.param refuses it, and a box would shard it.
             taken = [leaf for leaf in jax.tree.leaves(held, is_leaf=is_taken) if is_taken(leaf)]
             table = taken[0] if taken else nn.meta.unbox(held)
         else:

@@ -1,4 +1,4 @@
-"""Looking rows up: from a table, or from the rows of it that `take_rows` set apart for differentiation."""
+"""Row lookup: from a table, or from the rows of it that `take_rows` set apart for differentiation."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +21,12 @@ COMBINERS = ("sum", "mean")
 @partial(jax.tree_util.register_dataclass, data_fields=["ids", "rows"], meta_fields=["num_rows"])
 @dataclass(frozen=True)
 class TakenRows:
-    """The rows of a table that a step looks up, each once: what stands for the table in the differentiated function.
+    """The rows of a table that a step looks up, each once; they stand for the table in the differentiated function.
 
     `lookup` and `bag` take it in place of the table, and `taken[ids]` is `lookup(taken, ids)`.
 
     Attributes:
-      ids: int32 [K], ascending; entries from the first `num_rows` on are unused.
+      ids: int32 [K], ascending; the first entry equal to `num_rows` and all after it are unused.
       rows: float [K, ...D], the table's rows; zeros where unused.
       num_rows: V, the rows of the table.
     """
@@ -55,27 +55,27 @@ class TakenRows:
 
 
 def is_taken(table: Any) -> bool:
-    """Whether a `TakenRows` stands for a table: for `is_leaf` of `jax.tree`."""
+    """Whether a `TakenRows` stands for a table; for `is_leaf` in `jax.tree`."""
     return isinstance(table, TakenRows)
 
 
 def take_rows(table: Array, ids: PyTree, *, padding_id: int | None = None) -> TakenRows:
     """Sets apart the rows of a table that a step looks up.
 
-    Differentiate with respect to `TakenRows.rows`: JAX's gradient of them is [K, D], with equal ids summed, where the
+    Differentiate with respect to `TakenRows.rows`: JAX's gradient of them is [K, D], with equal ids summed, whereas the
     gradient of the table would be [V, D].
 
     Args:
       table: float [V, ...D].
-      ids: one integer array of any shape or a tree of them: K ids in all, equal ones counted.
+      ids: an integer array of any shape or a tree of them: K ids in all, duplicates included.
       padding_id: an id that names no row, or None. It need not lie in [0, V).
 
     Returns:
       A TakenRows with K entries.
 
     Raises:
-      ValueError: for ids that are no integers, or outside [0, V). Under jit ids are not known; there rows of ids
-        outside turn out as NaN when they are looked up.
+      ValueError: for ids that are not integers or lie outside [0, V). Under jit, where ids are not known, looking up
+        ids outside gives rows of NaN.
 
     >>> import jax, jax.numpy as jnp
     >>> table, ids = jnp.arange(10.0)[:, None], jnp.array([7, 3, 7])
@@ -96,19 +96,19 @@ def take_rows(table: Array, ids: PyTree, *, padding_id: int | None = None) -> Ta
 
 
 def lookup(table: Array | TakenRows, ids: Array, *, padding_id: int | None = None) -> Array:
-    """The rows of a table at some ids.
+    """The rows of a table at the given ids.
 
     Args:
-      table: float [V, ...D], or the TakenRows of one.
+      table: float [V, ...D], or its TakenRows.
       ids: integers of any shape.
-      padding_id: an id whose rows are zeros without gradient, or None. It need not lie in [0, V).
+      padding_id: an id that gives zeros and has no gradient, or None. It need not lie in [0, V).
 
     Returns:
       [*ids.shape, ...D] of the table's dtype.
 
     Raises:
-      ValueError: for ids that are no integers, or outside [0, V), or a TakenRows whose own ids were cast. Under jit,
-        where ids are not known, their rows are NaN; so are those of ids that `take_rows` was not given.
+      ValueError: for ids that are not integers or lie outside [0, V), or a TakenRows whose own ids were cast. Under
+        jit, where ids are not known, ids outside give rows of NaN; so do ids that `take_rows` was not given.
 
     >>> import jax.numpy as jnp
     >>> lookup(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1, -1, 0]), padding_id=-1).tolist()
@@ -127,7 +127,7 @@ def lookup(table: Array | TakenRows, ids: Array, *, padding_id: int | None = Non
     at = _valid_or(num_rows, ids, num_rows, padding_id)
     rows = table.rows if is_taken(table) else table
     if not rows.shape[0]:
-        rows = jnp.full_like(rows, jnp.nan, shape=(1, *rows.shape[1:]))  # JAX refuses to read from nothing
+        rows = jnp.full_like(rows, jnp.nan, shape=(1, *rows.shape[1:]))  # JAX refuses to read from an empty array
     elif is_taken(table):
         found = jnp.searchsorted(table.ids, at.reshape(-1)).astype(jnp.int32).reshape(at.shape)
         missing = (at == num_rows) | (table.ids.at[found].get(mode="clip") != at)
@@ -143,16 +143,16 @@ def bag(table: Array | TakenRows, ids: Array, *, combiner: str = "sum", padding_
     """The sum or mean of the rows of each bag of ids.
 
     Args:
-      table: float [V, ...D], or the TakenRows of one.
-      ids: integers [..., L]: bags of L ids; shorter ones are filled up with `padding_id`.
-      combiner: "sum" or "mean". Means leave padding out; that of a bag with nothing else is zero.
+      table: float [V, ...D], or its TakenRows.
+      ids: integers [..., L]: bags of L ids; shorter ones are padded with `padding_id`.
+      combiner: "sum" or "mean". Means leave out padding; the mean of a bag with nothing else is zero.
       padding_id: as in `lookup`.
 
     Returns:
       [..., ...D] of the table's dtype; 16-bit floats are summed and divided in float32 and rounded once.
 
     Raises:
-      ValueError: for an unknown combiner, ids that have no last axis, and as `lookup`.
+      ValueError: for an unknown combiner, ids that have no last axis, and as in `lookup`.
 
     >>> import jax.numpy as jnp
     >>> table = jnp.array([[1.0], [2.0], [6.0]])
@@ -173,7 +173,7 @@ def bag(table: Array | TakenRows, ids: Array, *, combiner: str = "sum", padding_
 
 
 def looked_up(table: Array | TakenRows, ids: Array, combiner: str | None, padding_id: int | None, dtype: Any) -> Array:
-    """What the `Embed` of either Flax gives: `lookup`, or `bag` with a combiner, in `dtype` unless that is None."""
+    """The output of either Flax `Embed`: `lookup`, or `bag` with a combiner, in `dtype` unless that is None."""
     if combiner is None:
         rows = lookup(table, ids, padding_id=padding_id)
     else:
@@ -182,7 +182,7 @@ def looked_up(table: Array | TakenRows, ids: Array, combiner: str | None, paddin
 
 
 def check_ids(ids: Any, num_rows: int, padding_id: int | None = None) -> None:
-    """Raises a ValueError where ids or padding are no integers or ids, if they are known, lie outside [0, num_rows)."""
+    """Raises a ValueError if ids or padding are not integers, or if ids are known and lie outside [0, num_rows)."""
     check_integers("ids", ids)
     held = jnp.iinfo(widened_dtype(ids))
     if padding_id is not None and not (is_integer(padding_id) and held.min <= padding_id <= held.max):
@@ -212,7 +212,7 @@ def _num_rows(table: Array | TakenRows) -> int:
 
 
 def _valid_or(other: int, ids: Array, num_rows: int, padding_id: int | None) -> Array:
-    """Of `widened` ids, as int32 with `other` in place of padding and of those outside [0, num_rows)."""
+    """`widened` ids as int32, with `other` in place of padding and of ids outside [0, num_rows)."""
     valid = (ids >= 0) & (ids < num_rows)
     if padding_id is not None:
         valid &= ids != padding_id

@@ -9,17 +9,17 @@ from zen_jax.embedding.lookup import looked_up
 
 
 class Embed(nnx.Module):
-    """As `flax.nnx.Embed`, for `zen_jax.embedding.value_and_grad`; with bags and padding.
+    """Like `flax.nnx.Embed`, for `zen_jax.embedding.value_and_grad`; supports bags and padding.
 
     Args:
       num_embeddings: rows V of the table.
       features: elements D of a row.
-      combiner: None to look single ids up, or "sum" or "mean" over bags of them, the ids' last axis.
+      combiner: None to look up single ids; "sum" or "mean" over bags of ids, along their last axis.
       padding_id: as in `zen_jax.embedding.lookup`.
-      dtype: of what is looked up, by default the table's.
-      param_dtype: of the table.
+      dtype: dtype of the output, by default the table's.
+      param_dtype: dtype of the table.
       embedding_init: initialises the table.
-      rngs: holds the key "params".
+      rngs: supplies the "params" key.
 
     >>> import jax, optax
     >>> from zen_jax.embedding import value_and_grad

@@ -1,4 +1,4 @@
-"""How optax updates tables by row-sparse gradients: lazily, touched rows alone, or as if the gradient were dense."""
+"""How optax updates tables from row-sparse gradients: lazily, only touched rows, or as if the gradient were dense."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,26 +13,26 @@ from zen_jax.trees import densified, values_of
 
 
 def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """An optax transformation that sees, of tables with a `RowSparseGradient`, the touched rows alone.
+    """Wraps an optax transformation so that it sees only the touched rows of tables with a `RowSparseGradient`.
 
-    A step costs as much as the touched rows, not as the table. For `optax.sgd` and `optax.adagrad` the result is that
-    of the dense gradient, because a row without gradient stays as it is. With momentum, `optax.adam` and `optax.adamw`
-    it differs: a dense step also decays the moments of untouched rows, moves those rows on, and shrinks them by weight
-    decay, which is work on every row of the table (`densify` does it). Lazily that happens only in steps that touch a
-    row, while the bias correction of adam counts all steps. Where every step touches every row, lazy and dense are the
-    same. Other leaves are updated as ever.
+    The cost of a step grows with the touched rows, not with the table. For `optax.sgd` and `optax.adagrad` the result
+    is that of the dense gradient, because a row without a gradient stays as it is. With momentum, `optax.adam` and
+    `optax.adamw` it differs: a dense step also decays the moments of untouched rows, keeps moving those rows, and
+    shrinks them by weight decay, which is work on every row of the table (`densify` does this). A lazy step does so
+    only for the rows it touches, while adam's bias correction counts all steps. If every step touches every row, lazy
+    and dense are the same. Other leaves are updated as usual.
 
     Args:
-      inner: any transformation that works element by element, or over the whole tree as `optax.clip_by_global_norm`,
-        with its state; not one that looks at a whole table, such as `optax.adafactor` or `optax.lamb`, nor
-        `optax.MultiSteps` or `optax.apply_every`, whose last step would leave the rows of the others out.
+      inner: any transformation, with its state, that works element by element or, like `optax.clip_by_global_norm`,
+        over the whole tree; not one that looks at a whole table, such as `optax.adafactor` or `optax.lamb`, nor
+        `optax.MultiSteps` or `optax.apply_every`, whose last step would leave out the rows of earlier steps.
 
     Returns:
-      A transformation whose state is that of `inner`, whose updates of tables are row-sparse, and which takes
-      gradients after `zen_jax.synchronize`. `optax.apply_updates` writes the touched rows only.
+      A transformation with the state of `inner` and row-sparse updates of tables, for gradients after
+      `zen_jax.synchronize`. `optax.apply_updates` writes only the touched rows.
 
     Raises:
-      ValueError: at init for `MultiSteps` or `apply_every`; at update for a gradient of another shape than its table.
+      ValueError: at init for `MultiSteps` or `apply_every`; at update for a gradient whose shape is not its table's.
 
     >>> import jax.numpy as jnp, optax
     >>> from zen_jax.row_sparse import RowSparseGradient
@@ -57,7 +57,7 @@ def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExt
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         updates = jax.tree.map(_intact, updates, is_leaf=is_row_sparse)
-        # A tree like the state, with the gradient at whatever the state holds of a table's rows.
+        # A tree like the state, with the gradient wherever the state holds something for a table's rows.
         gradients = optax.tree_utils.tree_map_params(
             inner, lambda held, gradient: gradient if _has_rows(held) else held, state, updates, is_leaf=_is_masked
         )
@@ -74,10 +74,10 @@ def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExt
 
 
 def densify() -> optax.GradientTransformation:
-    """Makes row-sparse gradients dense, for an optimizer whose dense result is wanted: put it before that.
+    """Makes row-sparse gradients dense: put it before an optimizer whose dense result you want.
 
-    Behind `zen_jax.synchronize` the network still moves touched rows only. The optimizer then works on every row of the
-    table, and the step's time and memory grow with it.
+    After `zen_jax.synchronize`, the network still moves only touched rows. The optimizer then works on every row of the
+    table, and the step's time and memory grow with the table.
 
     >>> import jax.numpy as jnp, optax
     >>> from zen_jax.row_sparse import RowSparseGradient
@@ -97,7 +97,7 @@ def _is_masked(state: Any) -> bool:
 
 
 def _has_rows(held: Any) -> bool:
-    """Not so what is masked, or one number for a whole leaf, as in `optax.zero_nans`."""
+    """False for what is masked, and for one number for a whole leaf, as in `optax.zero_nans`."""
     return not _is_masked(held) and jnp.ndim(held) > 0
 
 

@@ -1,1 +1,1 @@
-"""What travels: how each sparse format is packed into one message of uint32 words, and how many bytes that takes."""
+"""Message formats: how each sparse format is packed into one message of uint32 words, and how many bytes it takes."""

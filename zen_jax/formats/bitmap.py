@@ -1,4 +1,4 @@
-"""Bitmap messages: one bit for each of a range of units, and the non-zero units in order, as uint32 words."""
+"""Bitmap messages: one bit for each unit in a range, and the non-zero units in order, as uint32 words."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +16,7 @@ def message_bytes(size: int, capacity: int, width: int, dtype: jnp.dtype) -> int
 
 
 def pack(positions: Array, values: Array, counts: Array, size: int, capacity: int) -> Array:
-    """Packs the first entries of buckets into messages; what lies beyond a bucket's count becomes zeros.
+    """Packs the first entries of buckets into messages; entries beyond a bucket's count become zeros.
 
     Args:
       positions: int32 [n, R], ascending within each bucket.
@@ -40,7 +40,7 @@ def unpack(messages: Array, size: int, capacity: int, width: int, dtype: jnp.dty
 
 
 def set_bits(indices: Array, filled: Array, size: int) -> Array:
-    """Bitmaps uint32 [n, ceil(size/32)] of the indices int32 [n, C], all distinct, that are `filled`, bool [n, C]."""
+    """Bitmaps uint32 [n, ceil(size/32)] of the indices int32 [n, C], all distinct, that `filled` bool [n, C] marks."""
     n, words = indices.shape[0], bitmap_words(size)
     rows = jnp.arange(n, dtype=jnp.int32)[:, None]
     where = jnp.where(filled, indices // BITS_PER_WORD, words)

@@ -13,14 +13,14 @@ def message_bytes(capacity: int, width: int, dtype: jnp.dtype) -> int:
 
 
 def pack(positions: Array, values: Array, counts: Array, capacity: int, *, beyond: int = 0) -> Array:
-    """Packs the first entries of buckets into messages; what lies beyond a bucket's count is left out.
+    """Packs the first entries of buckets into messages; entries beyond a bucket's count are left out.
 
     Args:
       positions: int32 [n, R]; or [1, R], the buckets one after another in one list.
       values: float [n, R, D], or [1, R, D].
       counts: int32 [n].
       capacity: room C of a message, at most R.
-      beyond: the position that stands there in its place; the units there are zeros.
+      beyond: the position written for entries beyond the count; their units are zeros.
 
     Returns:
       uint32 [n, message_bytes(C, D, dtype) / 4].
@@ -37,5 +37,5 @@ def unpack(messages: Array, capacity: int, width: int, dtype: jnp.dtype) -> tupl
 def unpack_joined(
     messages: Array, counts: Array, room: int, capacity: int, width: int, dtype: jnp.dtype
 ) -> tuple[Array, Array]:
-    """One list of all messages' entries, positions [room] and values [room, D]: as many as the sum of counts [n]."""
+    """One list of all messages' entries, as many as the sum of counts [n]: positions [room] and values [room, D]."""
     return message.unpack_joined(messages, counts, room, 1, capacity, width, dtype)

@@ -1,6 +1,6 @@
 """Hash-bitmap messages: one server's bitmap with its count, and then its non-zero units, each as uint32 words.
 
-The bitmap goes first and by itself: its count tells every worker how much room the units need.
+The bitmap goes first, on its own: its count tells every worker how much room the units need.
 """
 
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def unpack_bitmap(messages: Array) -> tuple[Array, Array]:
 
 def pack_units(values: Array, count: Array, capacity: int) -> Array:
     """uint32 words of the first `capacity` of units [R, D]; those beyond `count` become zeros."""
-    # A slice would do, but XLA compiles a kernel for each size of one, and none for a custom call.
+    # A slice would do, but XLA compiles a kernel for each slice size, and none for a custom call.
     nothing = jnp.zeros_like(count, shape=(1, 0))
     return message.pack(nothing, nothing, values[None], count[None], capacity)[0]
 

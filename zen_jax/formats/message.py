@@ -1,4 +1,4 @@
-"""Messages: rows of uint32 words, a head, positions and units, that one collective sends to or from n workers."""
+"""Messages: rows of uint32 words (head, positions, units) that one collective sends to or from n workers."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,15 +10,15 @@ from zen_jax.formats.words import from_words, to_words, words_for
 
 
 def pack(head: Array, positions: Array, values: Array, counts: Array, capacity: int, *, beyond: int = 0) -> Array:
-    """Packs buckets into messages; what lies beyond a bucket's count is left out.
+    """Packs buckets into messages; entries beyond a bucket's count are left out.
 
     Args:
-      head: int32 [n, H], which each message begins with.
+      head: int32 [n, H], the start of each message.
       positions: int32 [n, R]; or [1, R], the buckets one after another in one list; or [n, 0] for messages without any.
       values: float [n, R, D], or [1, R, D].
       counts: int32 [n].
       capacity: room C of a message, at most R; further entries are left out.
-      beyond: the position that stands there in its place; the units there are zeros.
+      beyond: the position written for entries beyond the count; their units are zeros.
 
     Returns:
       uint32 [n, words].
@@ -31,7 +31,7 @@ def pack(head: Array, positions: Array, values: Array, counts: Array, capacity: 
         "zen_pack",
         [head, positions, values, counts],
         [((n, head_words + listed + words_for(capacity * width, dtype)), jnp.uint32)],
-        # XLA's all-to-all on CPUs takes the rows of one array apart, and compiles a copy of each for that.
+        # XLA's all-to-all on CPUs splits one array into its rows, and compiles a copy of each for that.
         cpu_rows=True,
         capacity=np.int64(capacity),
         beyond=np.int32(beyond),
@@ -71,7 +71,7 @@ def unpack_joined(
       messages: uint32 [n, words].
       counts: int32 [n], at most C.
       room: entries R of the list, at least the sum of the counts.
-      head_words, capacity, width, dtype: as of `unpack`.
+      head_words, capacity, width, dtype: as in `unpack`.
 
     Returns:
       positions int32 [R] and values [R, D], unspecified from the sum of the counts on.
@@ -89,7 +89,7 @@ def owners(counts: Array, room: int) -> tuple[Array, Array, Array]:
     """Which bucket each of `room` entries belongs to when n buckets follow one another.
 
     Returns:
-      Whether there is such an entry, its bucket and its place there; those of no entry are 0.
+      Whether the entry exists, its bucket and its place there; both are 0 for entries that do not exist.
     """
     end = jnp.cumsum(counts, dtype=jnp.int32)
     entry = jnp.arange(room, dtype=jnp.int32)
@@ -136,5 +136,5 @@ def unpack_joined_reference(
 
 
 def _at(x: Array, indices: Array | tuple[Array, ...]) -> Array:
-    """x at indices that lie within it: each branch of a ladder would compile what looks after others."""
+    """x at indices within its bounds: each branch of a ladder would have to compile the handling of others."""
     return x.at[indices].get(mode="promise_in_bounds")

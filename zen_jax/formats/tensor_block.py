@@ -1,4 +1,4 @@
-"""Tensor blocks: runs of 256 elements, of which those travel that hold a non-zero.
+"""Tensor blocks: runs of 256 elements, of which only those with a non-zero are sent.
 
 Source: OmniReduce (SIGCOMM 2021); ZEN (OSDI 2025), section 3.3.1.
 """
@@ -13,7 +13,7 @@ BLOCK = 256
 
 
 def to_blocks(x: Array) -> Array:
-    """Any shape to [ceil(elements / 256), 256], the last block filled up with zeros."""
+    """Any shape to [ceil(elements / 256), 256], the last block padded with zeros."""
     return jnp.pad(x.reshape(-1), (0, -x.size % BLOCK)).reshape(-1, BLOCK)
 
 

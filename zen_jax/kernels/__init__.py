@@ -1,9 +1,9 @@
 """The kernels: each a typed function with CUDA, CPU and pure-JAX lowerings.
 
-`send_drawn`, `send_reaching` and `unique_ids` have no CUDA of their own.
-`aggregate_encode` is two of them in a row in pure JAX, one elsewhere.
+`send_drawn`, `send_reaching` and `unique_ids` have no CUDA lowering of their own.
+`aggregate_encode` is two kernels in a row in pure JAX, one elsewhere.
 
-They agree bit for bit, but for sums of subnormals, which XLA flushes to zero where pure JAX runs on a CPU.
+The lowerings agree bit for bit, except for sums of subnormals, which XLA flushes to zero where pure JAX runs on a CPU.
 """
 
 from zen_jax.kernels.aggregate import aggregate as aggregate

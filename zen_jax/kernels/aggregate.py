@@ -10,7 +10,7 @@ from zen_jax.errors import check_at_least, check_dtype, check_float, check_rank,
 
 
 def accumulator_dtype(dtype: jnp.dtype) -> jnp.dtype:
-    """The dtype that sums of `dtype` run in: float32, and float64 for float64."""
+    """The dtype in which sums of `dtype` run: float64 for float64, else float32."""
     return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
 
 
@@ -30,7 +30,7 @@ def aggregate(positions: Array, values: Array, counts: Array, size: int, *, divi
       The shard [T] or [T, D], of values' dtype.
 
     Raises:
-      ValueError: for values that are no floats, or shapes or dtypes that disagree.
+      ValueError: for values that are not floats, or shapes or dtypes that disagree.
 
     >>> import jax.numpy as jnp
     >>> aggregate(jnp.array([[0, 2], [2, 0]]), jnp.array([[1., 2.], [3., 0.]]), jnp.array([2, 1]), size=4).tolist()
@@ -68,7 +68,7 @@ def check_messages(positions: Array, values: Array, counts: Array, size: int, di
 def reference(positions: Array, values: Array, counts: Array, size: int, *, divisor: int = 1) -> Array:
     """The pure-JAX lowering, on values [n, C, D]."""
     n, capacity, width = values.shape
-    check_units(size + capacity)  # positions past the end, which unused entries get, are named too
+    check_units(size + capacity)  # includes the positions past the end that unused entries get
     dtype = accumulator_dtype(values.dtype)
     entry = jnp.arange(capacity, dtype=jnp.int32)
 
@@ -80,5 +80,5 @@ def reference(positions: Array, values: Array, counts: Array, size: int, *, divi
 
     shard = jnp.zeros_like(values, dtype, shape=(size, width))
     shard = lax.fori_loop(0, n, add_worker, shard)
-    # By the reciprocal, as XLA compiles the division of `pmean`: so are means of integers bitwise equal to its own.
+    # By the reciprocal, as XLA compiles the division in `pmean`: so means of integers are bitwise equal to its own.
     return (shard * (1 / dtype.type(divisor)) if divisor > 1 else shard).astype(values.dtype)

@@ -16,9 +16,9 @@ from zen_jax.kernels.hash_bitmap_encode import reference as encode_reference
 def aggregate_encode(
     positions: Array, values: Array, counts: Array, size: int, capacity: int, *, divisor: int = 1
 ) -> tuple[Array, Array, Array]:
-    """`hash_bitmap_encode(aggregate(positions, values, counts, size), capacity)`, to the bit.
+    """`hash_bitmap_encode(aggregate(positions, values, counts, size), capacity)`, bit for bit.
 
-    As a custom call it is one kernel, and the shard between the two is never written to memory.
+    As a custom call it is one kernel, which never writes the shard between the two to memory.
 
     Args:
       positions: int32 [n, C], strictly ascending within each worker's first counts[i] entries.
@@ -34,7 +34,7 @@ def aggregate_encode(
       count: int32 [], the true number of non-zero units, which may exceed R.
 
     Raises:
-      ValueError: for values that are no floats, shapes or dtypes that disagree, or a capacity below 1 or above
+      ValueError: for values that are not floats, shapes or dtypes that disagree, or a capacity below 1 or above
         2**31 - 1.
 
     >>> import jax.numpy as jnp

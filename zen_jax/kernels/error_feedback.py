@@ -1,8 +1,8 @@
-"""Error feedback: some elements of what gathers in a residual are sent, and nothing is lost between the two.
+"""Error feedback: sends some elements of an accumulated residual and keeps the rest; nothing is lost between the two.
 
-The custom calls read and write every array once where a sample of the elements foretells the threshold, which pure JAX
-does not manage: on CPUs XLA writes each result in a loop of its own that reads all operands anew. On GPUs the largest
-are sent by a custom call; of what needs no threshold XLA makes one pass.
+The custom calls read and write every array once where a sample of the elements predicts the threshold. Pure JAX cannot:
+on CPUs XLA writes each result in a loop of its own that rereads all operands. On GPUs a custom call sends the largest;
+XLA makes one pass of whatever needs no threshold.
 """
 
 from typing import Any
@@ -25,20 +25,20 @@ def residual_dtype(dtype: Any) -> jnp.dtype:
 
 
 def send_drawn(update: Array, residual: Array, k: int, step: Array) -> tuple[Array, Array]:
-    """Sends k random elements of residual + update, the same whatever their values are.
+    """Sends k random elements of residual + update, chosen regardless of their values.
 
     Args:
       update: float [...] of at least one element.
-      residual: [...] of `residual_dtype`: what was not sent before. Its buffer becomes that of the new residual.
+      residual: [...] of `residual_dtype`: what was not sent before. Its buffer is reused for the new residual.
       k: how many to send, 1 to size.
-      step: uint32 [], a hash that gives other elements whenever it is another.
+      step: uint32 [], a hash; another one gives other elements.
 
     Returns:
-      sent, residual: as of `zen_jax.kernels.send_largest`. Elements that are not finite are sent beyond k.
+      sent, residual: as in `zen_jax.kernels.send_largest`. Elements that are not finite are sent in addition to k.
 
     Raises:
-      ValueError: for an update that is no float, shapes or dtypes that disagree, k not in 1 to size, or 2**31 elements
-        or more.
+      ValueError: for an update that is not a float, shapes or dtypes that disagree, k not in 1 to size, or 2**31 or
+        more elements.
 
     >>> import jax.numpy as jnp
     >>> sent, residual = send_drawn(jnp.ones(5), jnp.zeros(5), k=2, step=jnp.uint32(0))
@@ -65,18 +65,18 @@ def send_drawn(update: Array, residual: Array, k: int, step: Array) -> tuple[Arr
 
 
 def send_reaching(update: Array, residual: Array, value: float) -> tuple[Array, Array]:
-    """Sends every element of residual + update that reaches a magnitude.
+    """Sends every element of residual + update whose magnitude reaches `value`.
 
     Args:
       update: float [...].
-      residual: [...] of `residual_dtype`: what was not sent before. Its buffer becomes that of the new residual.
+      residual: [...] of `residual_dtype`: what was not sent before. Its buffer is reused for the new residual.
       value: the magnitude, above 0.
 
     Returns:
-      sent, residual: as of `zen_jax.kernels.send_largest`. Elements that are not finite are sent, too.
+      sent, residual: as in `zen_jax.kernels.send_largest`. Elements that are not finite are sent too.
 
     Raises:
-      ValueError: for an update that is no float, or shapes or dtypes that disagree.
+      ValueError: for an update that is not a float, or shapes or dtypes that disagree.
 
     >>> import jax.numpy as jnp
     >>> sent, residual = send_reaching(jnp.array([1.0, -3.0, 2.0]), jnp.array([0.0, 1.0, 1.0]), 2.0)
@@ -100,7 +100,7 @@ def send_reaching(update: Array, residual: Array, value: float) -> tuple[Array, 
 
 
 def check_leaf(update: Array, residual: Array, velocity: Array | None = None) -> None:
-    """Refuses what cannot be one leaf's update, residual and velocity."""
+    """Refuses arrays that cannot be one leaf's update, residual and velocity."""
     check_float("update", update.dtype)
     check_shape("residual", residual.shape, update.shape)
     check_dtype("residual", residual.dtype, residual_dtype(update.dtype))
@@ -115,7 +115,7 @@ def check_leaf(update: Array, residual: Array, velocity: Array | None = None) ->
 def drawn_reference(update: Array, residual: Array, step: Array, *, k: int) -> tuple[Array, Array]:
     """The pure-JAX lowering of `send_drawn`."""
     index = lax.iota(jnp.uint32, update.size)
-    draws = (murmur3_finish(index ^ step) >> jnp.uint32(1)) | jnp.uint32(1)  # above zero, and none has a highest bit
+    draws = (murmur3_finish(index ^ step) >> jnp.uint32(1)) | jnp.uint32(1)  # above zero, highest bit clear
     chosen = selection.largest(draws, k, k).reshape(update.shape)
     return split(update.astype(residual.dtype) + residual, chosen, update.dtype)
 
@@ -127,9 +127,9 @@ def reaching_reference(update: Array, residual: Array, *, value: float) -> tuple
 
 
 def split(total: Array, chosen: Array, dtype: Any) -> tuple[Array, Array]:
-    """Splits `total` into what is sent, in `dtype`, and what stays: sent + residual == total, to the bit.
+    """Splits `total` into what is sent, in `dtype`, and what stays: sent + residual == total, bit for bit.
 
-    Sent are the chosen elements and those that are not finite: NaN and infinities reach whoever guards the training,
+    The chosen elements and those that are not finite are sent: NaN and infinities reach whatever guards the training,
     and the residual is always finite. What rounding to a 16-bit `dtype` cuts off stays too.
 
     >>> import jax.numpy as jnp
@@ -142,12 +142,12 @@ def split(total: Array, chosen: Array, dtype: Any) -> tuple[Array, Array]:
     if dtype == total.dtype:
         return sent, jnp.where(chosen | ~finite, jnp.zeros_like(total), total)
     info = jnp.finfo(dtype)
-    # Unlike a pair of casts, XLA never takes reduce_precision for the identity.
+    # XLA never treats reduce_precision as the identity, unlike a pair of casts.
     sent = lax.reduce_precision(clamped(sent, dtype), info.nexp, info.nmant)
     return sent.astype(dtype), jnp.where(finite, total - sent, jnp.zeros_like(total))
 
 
 def clamped(x: Array, dtype: Any) -> Array:
-    """x with finite elements beyond the largest of `dtype` cut down to it, so that they stay finite there."""
+    """x with finite elements clamped to the range of `dtype`, so that they stay finite there."""
     limit = x.dtype.type(jnp.finfo(dtype).max)
     return jnp.where(jnp.isfinite(x), jnp.clip(x, -limit, limit), x)

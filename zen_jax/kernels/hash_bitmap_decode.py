@@ -33,7 +33,7 @@ def hash_bitmap_decode(words: Array, values: Array, size: int, *, seed: int = 0)
       [U] or [U, D] of values' dtype. Units whose bit is clear, or whose value did not fit in C, are 0.
 
     Raises:
-      ValueError: for values that are no floats, or shapes or dtypes that disagree.
+      ValueError: for values that are not floats, or shapes or dtypes that disagree.
 
     >>> import jax.numpy as jnp
     >>> words = jnp.array([[0b10], [0b01]], jnp.uint32)
@@ -73,7 +73,7 @@ def reference(words: Array, values: Array, size: int, *, seed: int = 0) -> Array
 
 
 def decode_at(words: Array, values: Array, server: Array, position: Array) -> Array:
-    """[U, D] whose unit u is the one that `server`[u] holds at `position`[u]: the decode of any hash."""
+    """[U, D] whose unit u is the one that `server`[u] holds at `position`[u]: the decode for any hash."""
     capacity = values.shape[1]
     if position.size == 0:
         return jnp.zeros_like(values, shape=(0, values.shape[2]))

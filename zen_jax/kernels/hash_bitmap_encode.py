@@ -21,7 +21,7 @@ def hash_bitmap_encode(shard: Array, capacity: int) -> tuple[Array, Array, Array
       count: int32 [], the true number of non-zero units, which may exceed C.
 
     Raises:
-      ValueError: for a dtype that is no float, or a capacity below 1 or above 2**31 - 1.
+      ValueError: for a dtype that is not a float, or a capacity below 1 or above 2**31 - 1.
 
     >>> import jax.numpy as jnp
     >>> words, values, count = hash_bitmap_encode(jnp.array([0., 3., 0., 4.]), capacity=2)

@@ -14,32 +14,32 @@ def hierarchical_hash(
 ) -> tuple[Array, Array, Array]:
     """Partitions indices by MurmurHash into n memories of r1 parallel and r2 serial slots.
 
-    An index goes to partition h_0 and there to the first free of the slots h_1 to h_k; when all are taken it is
-    appended to the serial slots. Empty slots hold `zen_jax.hashing.EMPTY_SLOT`. Which of a slot's rivals wins may
-    differ between platforms; the set of indices in a partition does not.
+    An index goes to partition h_0, and there to the first free slot among h_1 to h_k; if all are taken, it is appended
+    to the serial slots. Empty slots hold `zen_jax.hashing.EMPTY_SLOT`. Which index wins a contested slot may differ
+    between platforms; the set of indices in a partition does not.
 
     Args:
       indices: int32 or uint32 [E], all distinct; EMPTY_SLOT entries (-1 as int32) are skipped.
       n: number of partitions.
-      r1: slots for parallel writing, for each partition.
-      r2: slots for serial writing, for each partition.
+      r1: slots per partition for parallel writes.
+      r2: slots per partition for serial writes.
       k: number of rehashes.
       seed: h_i has the seed `seed + i`.
 
     Returns:
       memory: uint32 [n, r1 + r2], the indices in their slots.
       counts: int32 [n], how many indices h_0 sends to each partition.
-      overflow: int32 [], how many of them found no slot: 0 when nothing was lost, always so if r2 >= max(counts).
+      overflow: int32 [], how many of them found no slot: 0 if nothing was lost, which r2 >= max(counts) guarantees.
 
     Raises:
-      ValueError: for n, r1 or k below 1, r2 below 0, or indices that are no integers or of another rank.
+      ValueError: for n, r1 or k below 1, r2 below 0, or indices that are not integers or of another rank.
 
     >>> import jax.numpy as jnp
     >>> memory, counts, overflow = hierarchical_hash(jnp.array([0, 3, 9]), n=2, r1=4, r2=2)
     >>> sorted(i for i in memory.ravel().tolist() if i != 2**32 - 1), int(counts.sum()), int(overflow)
     ([0, 3, 9], 3, 0)
 
-    Source: ZEN (OSDI 2025), Algorithm 1, with an empty mark that is no index, compare-and-swap, and a bounded
+    Source: ZEN (OSDI 2025), Algorithm 1, with an empty mark that is not an index, compare-and-swap, and a bounded
     serial counter.
     """
     check_integers("indices", indices)
@@ -62,7 +62,7 @@ def hierarchical_hash(
 
 
 def reference(indices: Array, n: int, r1: int, r2: int, k: int, *, seed: int = 0) -> tuple[Array, Array, Array]:
-    """The pure-JAX lowering: a round for each rehash, in which the smallest index wins a free slot."""
+    """The pure-JAX lowering: one round per rehash, in which the smallest index wins a free slot."""
     indices = indices.astype(jnp.uint32)
     empty = hashing.EMPTY_SLOT
     waiting = indices != empty
@@ -76,7 +76,7 @@ def reference(indices: Array, n: int, r1: int, r2: int, k: int, *, seed: int = 0
         bids = waiting & (memory[slot] == empty)
         memory = memory.at[jnp.where(bids, slot, drop)].min(indices, mode="drop")
         waiting &= ~(bids & (memory[slot] == indices))
-    # The serial slots take what is left in index order: the rank of each among those left of its partition.
+    # The serial slots take what is left in index order: each by its rank among those left in its partition.
     order = jnp.argsort(jnp.where(waiting, partition, n), stable=True)
     left = jnp.zeros_like(counts).at[jnp.where(waiting, partition, n)].add(1, mode="drop")
     first = jnp.cumsum(left) - left

@@ -14,7 +14,7 @@ from zen_jax.errors import check_capacity, check_float, check_rank, check_seed, 
 def partition(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array, Array, Array]:
     """Puts the non-zero units of x into n buckets, by the server that owns them under the tile rotation.
 
-    A unit is non-zero when any of its elements is by its bits: NaN and subnormals are, -0.0 is not.
+    A unit is non-zero if the bits of any of its elements are: NaN and subnormals are non-zero, -0.0 is not.
 
     Args:
       x: float [U] (units are elements) or [U, D] (units are rows).
@@ -29,14 +29,14 @@ def partition(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array,
         holds the first C of them. Entries at or beyond the count are unspecified.
 
     Raises:
-      ValueError: for a dtype that is no float, n below 1, or a capacity below 1 or above 2**31 - 1.
+      ValueError: for a dtype that is not a float, n below 1, or a capacity below 1 or above 2**31 - 1.
 
     >>> import jax.numpy as jnp
     >>> positions, values, counts = partition(jnp.array([0., 5., 0., 7., 8., 0.]), n=2, capacity=3)
     >>> counts.tolist(), values[0, :2].tolist(), values[1, :1].tolist()
     ([2, 1], [7.0, 8.0], [5.0])
 
-    Source: ZEN (OSDI 2025), section 3.2; in place of Algorithm 1's h0 the tile rotation of `zen_jax.hashing`.
+    Source: ZEN (OSDI 2025), section 3.2, with the tile rotation of `zen_jax.hashing` in place of Algorithm 1's h0.
     """
     check_float("x", x.dtype)
     check_workers(n)

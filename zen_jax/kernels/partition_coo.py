@@ -1,4 +1,4 @@
-"""Partition of a gradient that is a list of its non-zero elements."""
+"""Partition of a gradient given as a list of its non-zero elements."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,21 +21,21 @@ from zen_jax.errors import (
 def partition_coo(
     indices: Array, values: Array, count: Array, n: int, capacity: int, *, seed: int = 0
 ) -> tuple[Array, Array, Array]:
-    """Puts the listed elements into n buckets: as `partition` does with the dense gradient, to the bit.
+    """Puts the listed elements into n buckets, bit for bit as `partition` does with the dense gradient.
 
     Args:
-      indices: int32 [K], ascending, each once.
-      values: float [K], not zero.
+      indices: int32 [K], ascending and distinct.
+      values: float [K], none of them zero.
       count: int32 [], how many entries there are; at most K of them are read.
       n: number of servers, 1 to 65535.
       capacity: room C of each bucket, in elements.
       seed: seed of the tile rotation.
 
     Returns:
-      positions int32 [n, C], values [n, C] and counts int32 [n], as of `partition`.
+      positions int32 [n, C], values [n, C] and counts int32 [n], as in `partition`.
 
     Raises:
-      ValueError: for values that are no floats, shapes or dtypes that disagree, n below 1, or a capacity below 1 or
+      ValueError: for values that are not floats, shapes or dtypes that disagree, n below 1, or a capacity below 1 or
         above 2**31 - 1.
 
     >>> import jax.numpy as jnp
@@ -44,7 +44,7 @@ def partition_coo(
     >>> counts.tolist(), values[0, :2].tolist(), values[1, :1].tolist()
     ([2, 1], [7.0, 8.0], [5.0])
 
-    Source: ZEN (OSDI 2025), section 3.2; in place of Algorithm 1's h0 the tile rotation of `zen_jax.hashing`.
+    Source: ZEN (OSDI 2025), section 3.2, with the tile rotation of `zen_jax.hashing` in place of Algorithm 1's h0.
     """
     check_float("values", values.dtype)
     check_rank("indices", indices.shape, (1,))
@@ -86,8 +86,8 @@ def by_server(indices: Array, listed: Array, n: int, seed: int) -> tuple[Array, 
       n, seed: of the tile rotation.
 
     Returns:
-      entries: int32 [K], server after server, in their order on each; those not listed come last.
-      first: int32 [n + 1], where each server's begin, and the end.
+      entries: int32 [K], grouped by server, in their own order within each; those not listed come last.
+      first: int32 [n + 1], where each server's entries begin, and the end.
     """
     server = jnp.where(listed, hashing.server_of(indices, n, seed), n)
     entries = jnp.argsort(server, stable=True).astype(jnp.int32)
@@ -95,5 +95,5 @@ def by_server(indices: Array, listed: Array, n: int, seed: int) -> tuple[Array, 
 
 
 def first_of_each(entries: Array, first: Array, capacity: int) -> Array:
-    """int32 [n, capacity] of what `by_server` gives: each server's first entries, then some of other servers."""
+    """int32 [n, capacity] from what `by_server` returns: each server's first entries, then some of other servers."""
     return entries.at[first[:-1, None] + np.arange(capacity, dtype=np.int32)[None]].get(mode="clip")

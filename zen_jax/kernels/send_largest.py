@@ -1,4 +1,4 @@
-"""Error feedback by size: the largest elements of what gathers in a residual are sent, as an array or as a list."""
+"""Error feedback by size: sends the largest elements of an accumulated residual, as an array or as a list."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -28,25 +28,25 @@ def send_largest(
     momentum: float = 0.0,
     scale: Array | None = None,
 ) -> tuple[Array, Array, Array | None]:
-    """Sends the largest magnitudes of residual + update, or of residual + velocity.
+    """Sends the elements of largest magnitude of residual + update, or of residual + velocity.
 
     Args:
       update: float [...] of at least one element.
-      residual: [...] of `residual_dtype`: what was not sent before. Its buffer becomes that of the new residual.
+      residual: [...] of `residual_dtype`: what was not sent before. Its buffer is reused for the new residual.
       least, most: how many elements to send, 1 <= least <= most <= size; may be traced. See `selection.largest`.
       velocity: [...] of residual's dtype; velocity = momentum * velocity + scale * update takes update's place, and
-        becomes 0 where it is sent. None for neither.
+        becomes 0 where it is sent. None for no velocity.
       momentum: of the velocity.
-      scale: [] of residual's dtype, what to multiply the update with, if there is a velocity; None for 1.
+      scale: [] of residual's dtype, the factor of the update if there is a velocity; None for 1.
 
     Returns:
       sent: [...] of update's dtype, zeros where nothing is sent.
-      residual: [...], what stays: sent + residual is the total, to the bit.
+      residual: [...], what stays: sent + residual is the total, bit for bit.
       velocity: [...], or None.
 
     Raises:
-      ValueError: for an update that is no float, shapes or dtypes that disagree, `least` or `most` out of bounds where
-        they are not traced, or 2**31 elements or more.
+      ValueError: for an update that is not a float, shapes or dtypes that disagree, `least` or `most` out of bounds if
+        they are not traced, or 2**31 or more elements.
 
     >>> import jax.numpy as jnp
     >>> sent, residual, _ = send_largest(jnp.array([1.0, -3.0, 2.0]), jnp.array([0.0, 1.0, 1.0]), 1, 1)
@@ -70,20 +70,20 @@ def list_largest(
     momentum: float = 0.0,
     scale: Array | None = None,
 ) -> tuple[Listed, Array, Array | None]:
-    """Sends what `send_largest` sends, as a list: custom calls write no array of the gradient's size but the state.
+    """Sends what `send_largest` sends, as a list: custom calls write no gradient-sized array except the state.
 
     Args:
-      room: how many elements K the list holds; `most` are enough but for elements that are not finite.
-      update, residual, least, most, velocity, momentum, scale: as of `send_largest`.
+      room: how many elements K the list holds; `most` is enough except for elements that are not finite.
+      update, residual, least, most, velocity, momentum, scale: as in `send_largest`.
 
     Returns:
       listed: indices int32 [K] into the flattened update, ascending, values [K] of update's dtype, none of them zero,
-        and how many there are, int32 []. That may exceed K: then the list holds the first K. Entries at or beyond the
-        count are unspecified.
-      residual, velocity: as of `send_largest`, to the bit. What is not finite does not stay, whether listed or not.
+        and their count, int32 [], which may exceed K: then the list holds the first K. Entries at or beyond the count
+        are unspecified.
+      residual, velocity: as in `send_largest`, bit for bit. Elements that are not finite do not stay, listed or not.
 
     Raises:
-      ValueError: as `send_largest`, or for a room below 1.
+      ValueError: as in `send_largest`, or for a room below 1.
 
     >>> import jax.numpy as jnp
     >>> update, residual = jnp.array([1.0, -3.0, 2.0]), jnp.array([0.0, 1.0, 1.0])
@@ -98,13 +98,13 @@ def list_largest(
 
 
 def as_list(sent: Array, room: int) -> Listed:
-    """The non-zero elements of what is sent, with room for so many."""
+    """The non-zero elements of `sent` as a list with the given room."""
     indices, values, counts = partition(sent.reshape(-1), 1, room)
     return indices[0], values[0], counts[0]
 
 
 def _bounds(least: Array | int, most: Array | int, size: int) -> tuple[Array, Array]:
-    """Both as int32 []; a ValueError where they are known and not 1 <= least <= most <= size."""
+    """Both as int32 []; raises a ValueError if they are known and not 1 <= least <= most <= size."""
     selection.check_size(size)
     last = size
     for name, value in (("most", most), ("least", least)):
@@ -128,12 +128,12 @@ def _send(
     scale: Array | None,
     room: int | None = None,
 ) -> tuple[tuple[Array, ...], Array, Array | None]:
-    """What is sent, ([...],) or a list with `room`, and the new residual and velocity."""
+    """What is sent, as ([...],) or, with `room`, as a list; and the new residual and velocity."""
     check_leaf(update, residual, velocity)
     least, most = _bounds(least, most, update.size)
     scale = jnp.ones((), residual.dtype) if scale is None else scale
     check_dtype("scale", jnp.result_type(scale), residual.dtype)
-    # A custom call takes no None: no velocity is one of no elements.
+    # A custom call takes no None: an empty array stands for no velocity.
     moved = jnp.zeros_like(update, residual.dtype, shape=(0,)) if velocity is None else velocity
     moves, chunks = moved.size > 0, selection.sample_chunks(update.size)
     size, itemsize = update.size, update.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Unique: the distinct ones of the ids that a batch looks up, or that workers send."""
+"""Unique: the distinct ids among those that a batch looks up or that workers send."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,15 +13,15 @@ def unique_ids(ids: Array, fill: int) -> tuple[Array, Array, Array]:
 
     Args:
       ids: int32 [K], none above `fill`.
-      fill: what fills the result up, below 2**31.
+      fill: the value that pads the result, below 2**31.
 
     Returns:
-      unique: int32 [K], the distinct ids, and `fill` behind them.
-      slots: int32 [K], the entry of `unique` that each id is.
+      unique: int32 [K], the distinct ids, followed by `fill`.
+      slots: int32 [K], the entry of `unique` that holds each id.
       count: int32 [], how many distinct ids lie below `fill`.
 
     Raises:
-      ValueError: for ids that are no int32 [K], or `fill` from 2**31 on.
+      ValueError: for ids that are not int32 [K], or a `fill` of 2**31 or more.
 
     >>> import jax.numpy as jnp
     >>> unique, slots, count = unique_ids(jnp.array([7, 3, 7]), fill=10)

@@ -1,4 +1,4 @@
-"""`autotune`: a training step that profiles its first calls, plans, and goes on with the plan."""
+"""`autotune`: a training step that profiles its first calls, makes a plan, and continues with it."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -34,7 +34,7 @@ class Autotuned:
                 "the step of zen_jax.autotune was called inside jit or scan, where it would profile for ever. Call it "
                 "outside, and compile in make_step."
             )
-        # Ahead of the step: where this fails, no results are lost and no argument has been donated.
+        # Before the step: if this fails, no results are lost and no argument has been donated.
         if self._calls == 0:
             check_agreement(cluster=self._cluster, steps=self._steps, schemes=self._schemes)
         elif self.plan is None and self._calls >= self._steps and self._has_seen_enough():
@@ -46,7 +46,7 @@ class Autotuned:
         return results
 
     def _has_seen_enough(self) -> bool:
-        """Whether to ask for a profile: of a step that ignores its plan as well, for which there never will be one."""
+        """Whether to ask for a profile, also of a step that ignores its plan and will never have one."""
         seen = self._profiler.steps
         return seen is None or seen >= self._steps
 
@@ -58,26 +58,26 @@ def autotune(
     steps: int = 4,
     schemes: Collection[str] = ORDERED,
 ) -> Autotuned:
-    """Profiles the first calls of a training step, plans, and goes on with the plan: two compilations in all.
+    """Profiles the first calls of a training step, makes a plan, and continues with it: two compilations in all.
 
-    It plans when it is called next, before that step: where planning fails, no results are lost. Every process must
-    call it alike; all reach the same plan. Gradients that later outgrow the plan are seen in `info` (`rounds` above 1)
-    and lose nothing.
+    It plans in the call after those, before the step runs: if planning fails, no results are lost. Every process must
+    make the same calls; all reach the same plan. If gradients outgrow the plan later, `info` shows it (`rounds` above
+    1), and nothing is lost.
 
     Args:
-      make_step: from a plan to a step, compiled as you like; hands the plan to `zen_jax.synchronize` or
+      make_step: a function from a plan to a step, compiled as you like; it passes the plan to `zen_jax.synchronize` or
         `zen_jax.value_and_grad` and does nothing else with it. Called twice.
-      cluster: the links, typed or from `zen_jax.calibrate`.
-      steps: calls to profile; any that synchronise nothing, under `jax.lax.cond`, come on top.
+      cluster: the links, entered by hand or from `zen_jax.calibrate`.
+      steps: calls to profile, not counting any that synchronise nothing (under `jax.lax.cond`).
       schemes: as in `zen_jax.plan`.
 
     Returns:
-      A step with the arguments and results of those that `make_step` makes, and the attributes `profile` and `plan`.
+      A step with the arguments and results of those that `make_step` makes, and with attributes `profile` and `plan`.
 
     Raises:
-      ValueError: for steps below 1, or schemes as `zen_jax.plan`; in the first call, before anything runs, for a
-        cluster of another size, or processes with other arguments than each other; when planning, for a step that
-        ignored its plan; in any call inside jit, scan or the like.
+      ValueError: for steps below 1, or schemes as in `zen_jax.plan`; in the first call, before anything runs, for a
+        cluster of another size, or if the processes' arguments differ; when planning, for a step that ignored its plan;
+        in any call inside jit, scan or the like.
 
     >>> import jax, jax.numpy as jnp
     >>> from zen_jax.transforms.synchronize import synchronize

@@ -1,13 +1,13 @@
-"""Small leaves travel together: which of them share one message."""
+"""Groups small leaves into buckets, each of which is sent as one message."""
 
 from collections.abc import Hashable, Sequence
 
-DENSE_BELOW = 1 << 20  # bytes under which a leaf costs latency rather than bytes
+DENSE_BELOW = 1 << 20  # bytes under which a leaf costs latency rather than bandwidth
 BUCKET_BYTES = 128 << 20
 
 
 def buckets(leaves: Sequence[tuple[Hashable, int]], bucket_bytes: int) -> list[list[int]]:
-    """Puts leaves of one kind, such as a dtype, into buckets of at most `bucket_bytes` where they can.
+    """Puts leaves of one kind, such as a dtype, into buckets of at most `bucket_bytes` where possible.
 
     Args:
       leaves: (kind, bytes) of each leaf.

@@ -1,4 +1,4 @@
-"""`calibrate`: the latency and bandwidth of a mesh axis, and the rates of the kernels, as they are on these devices."""
+"""`calibrate`: measures the latency and bandwidth of a mesh axis, and the rates of the kernels, on these devices."""
 
 import itertools
 import statistics
@@ -17,27 +17,27 @@ from zen_jax import _axis, kernels
 from zen_jax._typing import Array, AxisName
 from zen_jax.planning.cluster import COLLECTIVES, Cluster, Link, Rate
 
-SMALL, MEDIUM, LARGE = 4, 1 << 20, 1 << 26  # bytes that a worker sends in one collective; SMALL ones show latency alone
-LARGE_SECONDS = 0.4  # that a collective of large messages may take: slow links get smaller ones
-IN_A_ROW = (1, 5)  # small collectives in one timed call, so that starting the call is told from them
+SMALL, MEDIUM, LARGE = 4, 1 << 20, 1 << 26  # bytes that a worker sends in one collective; SMALL shows latency alone
+LARGE_SECONDS = 0.4  # limit for a collective of large messages: slow links get smaller ones
+IN_A_ROW = (1, 5)  # small collectives in one timed call: the difference excludes the time to start a call
 REPEATS = 3
-WARM_UP = 4  # calls of a kernel: the first compiles, and more meet memory that no call has touched
-ROWS, COLUMNS = 1 << 18, 64  # of the tensor that kernels are timed on: 64 MiB, beyond what caches and malloc keep
-DENSITIES = (0.01, 0.2)  # of which a quarter's room holds all
+WARM_UP = 4  # calls of a kernel: the first compiles, and a few more touch fresh memory
+ROWS, COLUMNS = 1 << 18, 64  # of the tensor that kernels are timed on: 64 MiB, more than caches and malloc keep
+DENSITIES = (0.01, 0.2)  # low enough for messages with room for a quarter of the units
 
 Slowest = Callable[[ArrayLike], np.ndarray]
 
 
 def calibrate(mesh: Mesh, axis_name: AxisName = "data", intra_axis: AxisName | None = None) -> Cluster:
-    """Measures what collectives and kernels take on a mesh axis. Every process of the mesh must call it.
+    """Measures how long collectives and kernels take on a mesh axis. Every process of the mesh must call it.
 
-    Takes some seconds, longer the slower the links; nothing else should use them meanwhile. The slowest worker counts,
+    Takes a few seconds, longer on slow links; nothing else should use the links meanwhile. The slowest worker counts,
     and every process gets the same figures.
 
     Args:
       mesh: the devices.
-      axis_name: the mesh axis that workers lie on, or several as a tuple.
-      intra_axis: the axis of one machine's devices, where `axis_name` is that of machines, as in `zen_jax.synchronize`.
+      axis_name: the mesh axis of the workers, or several as a tuple.
+      intra_axis: the axis of a machine's devices, if `axis_name` is the axis of machines, as in `zen_jax.synchronize`.
 
     Returns:
       A Cluster with one measured Link for each collective that schemes use, and a Rate for each kernel.
@@ -75,7 +75,7 @@ def calibrate(mesh: Mesh, axis_name: AxisName = "data", intra_axis: AxisName | N
 def _measure_links(
     mesh: Mesh, axis_name: AxisName, slowest: Slowest, collectives: Sequence[str] = COLLECTIVES
 ) -> dict[str, Link]:
-    """Latency from the smallest messages, the rate from large ones: bursts, buffers and caches flatter all others."""
+    """Latency from the smallest messages, the rate from large ones: bursts, buffers and caches flatter any others."""
     n, links = _axis.mesh_size(mesh, axis_name), {}
     for name in collectives if n > 1 else ():
         timed = _timed_collective(name, mesh, axis_name, slowest)
@@ -89,7 +89,7 @@ def _measure_links(
 
 
 def _timed_collective(name: str, mesh: Mesh, axis_name: AxisName, slowest: Slowest) -> Callable[..., float]:
-    """Gives the seconds of a collective in which a worker sends about so many bytes, or of several in a row."""
+    """Returns a function that times a collective, or several in a row, of about `nbytes` sent by each worker."""
     n = _axis.mesh_size(mesh, axis_name)
     rows = n if name == "all_to_all" else 1
     sent_for_each_byte_held = {
@@ -146,7 +146,7 @@ def _measure_kernels(mesh: Mesh, axis_name: AxisName, slowest: Slowest) -> dict[
 
 
 def _kernel_operands(n: int, size: int, room: int, density: float) -> dict[str, tuple[tuple[Array, ...], float, float]]:
-    """For each kernel its operands, and the bytes of the tensor that it is charged for (see `costs.Work`)."""
+    """For each kernel, its operands and the bytes of the tensor that it is charged for (see `costs.Work`)."""
     touched = np.random.default_rng(0).random(size * n) < density
     x = jnp.broadcast_to(jnp.asarray(touched, jnp.float32)[:, None], (size * n, COLUMNS))
     whole, held = float(x.nbytes), float(touched.sum() * COLUMNS * 4)
@@ -162,7 +162,7 @@ def _kernel_operands(n: int, size: int, room: int, density: float) -> dict[str, 
 
 
 def _on_workers(run: Callable[..., Any], mesh: Mesh, axis_name: AxisName) -> Callable[..., Any]:
-    """`run` on every device at once, as in a training step, of operands that all have."""
+    """`run` on every device at once, as in a training step, on operands that every device has."""
     mapped = jax.shard_map(
         lambda *operands: jax.tree.map(lambda x: x[None], run(*operands)),
         mesh=mesh,
@@ -174,15 +174,15 @@ def _on_workers(run: Callable[..., Any], mesh: Mesh, axis_name: AxisName) -> Cal
 
 
 def _on_every_device(x: np.ndarray, mesh: Mesh) -> Array:
-    """x where a step would find it: copying it to the devices is no part of a kernel or a collective."""
+    """x where a step would find it: copying it to the devices is not part of a kernel or a collective."""
     return jax.make_array_from_callback(x.shape, NamedSharding(mesh, PartitionSpec()), lambda index: x[index])
 
 
 def _seconds(run: Callable[[], Any], slowest: Slowest, warm_up: int) -> float:
-    """Median of a few calls, after some that do not count."""
+    """Median time of a few calls, after warm-up calls that do not count."""
     times = []
     for _ in range(warm_up + REPEATS):
-        slowest(0.0)  # all processes begin together: waiting for a late one is no part of a collective
+        slowest(0.0)  # all processes start together: waiting for a late one is not part of a collective
         start = time.perf_counter()
         jax.block_until_ready(run())
         times.append(time.perf_counter() - start)
@@ -190,7 +190,7 @@ def _seconds(run: Callable[[], Any], slowest: Slowest, warm_up: int) -> float:
 
 
 def _slowest_over(mesh: Mesh) -> Slowest:
-    """Gives the largest of what all processes measured, the same float32 numbers in each."""
+    """Returns a function that gives the largest of all processes' measurements, the same float32 numbers in each."""
     every_axis = tuple(mesh.axis_names)
     spread = NamedSharding(mesh, PartitionSpec(every_axis))
     agree = jax.jit(
@@ -211,7 +211,7 @@ def _slowest_over(mesh: Mesh) -> Slowest:
 
 
 def _fit(moved: np.ndarray, seconds: np.ndarray) -> tuple[float, ...]:
-    """Costs >= 0 with moved @ costs near seconds, relative to seconds: sparse tensors weigh as much as dense ones."""
+    """Costs >= 0 that fit moved @ costs to seconds, by relative error: sparse tensors weigh as much as dense ones."""
     scaled = moved / seconds[:, None]
     charged = np.flatnonzero(scaled.any(axis=0))
     best, least = np.zeros(scaled.shape[1]), np.inf

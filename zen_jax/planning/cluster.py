@@ -1,4 +1,4 @@
-"""The cluster: how many hosts and devices, and how fast its links and devices are."""
+"""The cluster: how many hosts and devices it has, and how fast its links and devices are."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _POINT_TO_POINT = ("all_to_all", "permute")
 
 @dataclass(frozen=True)
 class Link:
-    """A measured collective: each of its steps takes `latency_us`, its bytes travel at `gbps` for each worker."""
+    """A measured collective: each of its steps takes `latency_us`, and each worker's bytes travel at `gbps`."""
 
     latency_us: float
     gbps: float
@@ -27,7 +27,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Rate:
-    """A measured kernel: seconds for each byte of the dense tensor, and for each byte of its non-zero units."""
+    """A measured kernel: seconds per byte of the dense tensor, and per byte of its non-zero units."""
 
     dense: float
     nonzero: float
@@ -39,20 +39,20 @@ class Rate:
 
 @dataclass(frozen=True)
 class Cluster(Kept):
-    """Workers on hosts, for the cost model. Type what you know, or measure it with `zen_jax.calibrate`.
+    """Workers on hosts, for the cost model. Enter the figures you know, or measure them with `zen_jax.calibrate`.
 
     Args:
-      hosts: machines.
-      devices_per_host: devices, each a worker, on a machine.
+      hosts: number of machines.
+      devices_per_host: devices on each machine; each device is a worker.
       inter_gbps: bandwidth of one machine's link, each way, in Gbit/s.
-      intra_gbps: bandwidth of one device to others on its machine, each way, in Gbit/s; None for `inter_gbps`.
+      intra_gbps: bandwidth from one device to others on its machine, each way, in Gbit/s; None for `inter_gbps`.
       latency_us: time of one step of a collective, in microseconds.
-      collectives: measured links of one device by collective; they stand in for the figures above.
-      kernels: measured rates by kernel; without them computing counts for nothing beside sending.
+      collectives: measured links of one device, by collective; they replace the figures above.
+      kernels: measured rates, by kernel; without them computing is assumed to take no time.
 
     Raises:
-      ValueError: for counts below 1, bandwidths that are not positive, a negative latency, or a collective or kernel
-        that there is none of.
+      ValueError: for counts below 1, bandwidths that are not positive, a negative latency, or an unknown collective or
+        kernel.
 
     >>> cluster = Cluster(hosts=4, inter_gbps=8, latency_us=100)
     >>> cluster.workers, round(cluster.seconds("psum", 1e6, n=4), 6)
@@ -93,7 +93,7 @@ class Cluster(Kept):
         return self.hosts * self.devices_per_host
 
     def check_workers(self, n: int, whose: str = "the profile is of") -> None:
-        """Raises a ValueError unless n workers are this cluster's devices, or its hosts with devices reduced first."""
+        """Raises a ValueError unless n is the number of devices, or of hosts (whose devices reduce first)."""
         if n not in (self.workers, self.hosts):
             raise ValueError(
                 f"{whose} {n} workers, but the cluster has {self.hosts} hosts with {self.devices_per_host} devices "
@@ -101,11 +101,11 @@ class Cluster(Kept):
             )
 
     def seconds(self, collective: str, nbytes: float, n: int, distance: int | None = None) -> float:
-        """Time of one collective among n workers, of which each sends and receives `nbytes` bytes.
+        """Time of one collective among n workers that each send and receive `nbytes` bytes.
 
-        It takes ceil(log2 n) steps (a permute one). Where several devices share a machine's link, an all-gather and a
-        psum cross it once in a ring; what all-to-all and permute send to other machines competes for it. Partners in a
-        permute are anywhere, or a power of two of workers apart: `distance`.
+        It takes ceil(log2 n) steps (a permute takes one). Where several devices share a machine's link, an all-gather
+        and a psum run as a ring and cross it once; the bytes that all-to-all and permute send to other machines compete
+        for it. The partners of a permute are `distance` workers apart, a power of two; None if they may be anywhere.
         """
         steps = 1 if collective == "permute" else max(1, math.ceil(math.log2(n)))
         if collective in self.collectives:
@@ -131,16 +131,16 @@ class Cluster(Kept):
         return steps * self.latency_us * 1e-6 + _transfer(moved, self.intra_gbps or self.inter_gbps)
 
     def seconds_computing(self, kernel: str, dense: float, nonzero: float, n: int) -> float:
-        """Time of one kernel on a worker's tensor of so many bytes, dense and non-zero; 0 where nobody measured."""
+        """Time of one kernel on a worker's tensor of `dense` and `nonzero` bytes (see `Rate`); 0 if not measured."""
         rate = self.kernels.get(kernel, Rate(0.0, 0.0))
         return (rate.dense * dense + rate.nonzero * nonzero) / self._devices_of_worker(n)
 
     def _devices_of_worker(self, n: int) -> int:
-        """Devices that share a worker's tensor: those of a machine, where machines are the workers."""
+        """Devices that share a worker's tensor: all of a machine's if the workers are machines."""
         return 1 if n == self.workers else self.devices_per_host
 
     def fastest_gbps(self, n: int) -> float:
-        """The rate at which one of n workers can receive at best, for lower bounds."""
+        """The highest rate at which one of n workers can receive, for lower bounds."""
         if self.collectives:
             return max(link.gbps for link in self.collectives.values()) * self._devices_of_worker(n)
         return self.inter_gbps if self.hosts > 1 else self.intra_gbps or self.inter_gbps

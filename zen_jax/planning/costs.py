@@ -1,7 +1,7 @@
-"""What each scheme would send and compute for one leaf: Equations 1 and 2 with all that they leave out.
+"""What each scheme would send and compute for one leaf: Equations 1 and 2, plus what they leave out.
 
-A candidate is a scheme at one unit, with formats and capacities. Its bytes are those that the scheme counts into
-`Info`: messages with their room, indices, bitmaps and agreed counts, (n-1) of each. Its time adds latency and kernels.
+A candidate is a scheme at one unit, with formats and capacities. Its bytes are those that the scheme reports in `Info`:
+messages (unused room included), indices, bitmaps and agreed counts, (n-1) of each. Its time adds latency and kernels.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from zen_jax.schemes.partitioning import Contiguous, Partitioning, TileRotation
 from zen_jax.schemes.pull import PULL_FORMATS
 from zen_jax.schemes.servers import COUNT_BYTES, push_bytes, sparse_limit
 
-HEADROOM = 1.03  # by how much a planned capacity exceeds the fullest message profiled
+HEADROOM = 1.03  # ratio of a planned capacity to the fullest message profiled
 PUSH_FORMATS_TO_TRY = ("coo", "bitmap")
 PULL_FORMATS_TO_TRY = ("hash_bitmap", "coo", "dense")
 
@@ -34,7 +34,7 @@ class Exchange(NamedTuple):
 
     collective: str
     nbytes: float
-    distance: int | None = None  # workers between partners in a permute
+    distance: int | None = None  # between the partners of a permute, in workers
 
 
 class Work(NamedTuple):
@@ -47,7 +47,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way for a leaf to travel."""
+    """One way to send a leaf."""
 
     scheme: str
     unit: int
@@ -69,7 +69,7 @@ class Candidate:
         return sum(exchange.nbytes for exchange in self.exchanges)
 
     def seconds(self, cluster: Cluster, n: int) -> float:
-        """Time among n workers, one collective or kernel after the other."""
+        """Time with n workers, running collectives and kernels one after another."""
         sending = sum(cluster.seconds(each.collective, each.nbytes, n, each.distance) for each in self.exchanges)
         return sending + self.seconds_computing(cluster, n)
 
@@ -78,7 +78,7 @@ class Candidate:
 
 
 def candidates(leaf: LeafProfile, n: int) -> Iterator[Candidate]:
-    """Every candidate for a leaf, the widest units first; the dense ones alone where nothing was measured."""
+    """Every candidate for a leaf, widest units first; only the dense ones if nothing was measured."""
     yield from _dense(leaf, n)
     columns = int(np.prod(leaf.shape[1:], dtype=np.int64))
     if n == 1:
@@ -96,7 +96,7 @@ def candidates(leaf: LeafProfile, n: int) -> Iterator[Candidate]:
 
 
 def lower_bound(leaf: LeafProfile, n: int) -> float:
-    """Least bytes that a worker receives: every non-zero that another worker has, once and without an index."""
+    """Fewest bytes that a worker can receive: each non-zero that another worker has, once and without an index."""
     if n == 1:
         return 0.0
     if not leaf.units:
@@ -106,7 +106,7 @@ def lower_bound(leaf: LeafProfile, n: int) -> float:
 
 
 def planned(count: int, size: int) -> int:
-    """Capacity for a fullest message of `count` units, of at most `size`."""
+    """Capacity to plan for a fullest message of `count` units; at most `size`."""
     return min(size, max(1, ceil(count * HEADROOM)))
 
 
@@ -114,13 +114,13 @@ def _dense(leaf: LeafProfile, n: int) -> Iterator[Candidate]:
     half = dense_bytes(leaf.elements, np.dtype(leaf.dtype), n)
     ordered = (Exchange("all_to_all", half), Exchange("all_gather", half))
     yield Candidate("dense_ordered", 1, None, ordered, (Work("sum", leaf.nbytes, 0),))
-    # 16-bit floats are summed in float32, which psum does not.
+    # 16-bit floats are summed in float32, which psum does not do.
     exact = accumulator_dtype(np.dtype(leaf.dtype)) == np.dtype(leaf.dtype)
     yield Candidate("dense", 1, None, (Exchange("psum", 2 * half),) if exact else ordered, ())
 
 
 def _zen(unit: UnitProfile, leaf: LeafProfile, n: int) -> Iterator[Candidate]:
-    """Equation 1, the union as measured in place of gamma^n d, and messages as full as the fullest."""
+    """Equation 1, with the measured union in place of gamma^n d and every message as full as the fullest."""
     hashed = TileRotation(unit.units, n, seed=0)
     for formats in itertools.product(PUSH_FORMATS_TO_TRY, PULL_FORMATS_TO_TRY):
         candidate, falls_back = _on_servers(hashed, unit, leaf, n, (unit.push, unit.pull), *formats)
@@ -133,10 +133,10 @@ def _zen(unit: UnitProfile, leaf: LeafProfile, n: int) -> Iterator[Candidate]:
 
 
 def _contiguous(scheme: str, unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
-    """Equation 1 with the skewness ratio in it (appendix B.1)."""
+    """Equation 1 with the skewness ratio included (appendix B.1)."""
     ranges, fullest = Contiguous(unit.units, n), (unit.contiguous_push, unit.contiguous_pull)
     candidate, _ = _on_servers(ranges, unit, leaf, n, fullest, "coo", "coo")
-    # OmniReduce cuts its blocks itself, whatever the unit.
+    # OmniReduce cuts its own blocks, whatever the unit.
     return Candidate(scheme, 1 if scheme == "omnireduce" else unit.width, *candidate, "coo", "coo")
 
 
@@ -149,7 +149,7 @@ def _on_servers(
     push_format: str,
     pull_format: str,
 ) -> tuple[tuple, bool]:
-    """Capacity, exchanges and work of a scheme with servers, and whether "auto" would go dense."""
+    """Capacity, exchanges and work of a scheme with servers, and whether "auto" would fall back to dense."""
     width, dtype, size = unit.width, np.dtype(leaf.dtype), partitioning.size
     capacity = tuple(planned(count, size) for count in fullest)
     pull = PULL_FORMATS[pull_format](partitioning, width, dtype)
@@ -185,7 +185,7 @@ def _agsparse(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
     top = agsparse.sparse_limit(unit.units, unit.width, dtype, n)
     capacity = planned(unit.groups[0], max(1, top))
     agreeing = Exchange("all_gather", (n - 1) * WORD_BYTES)
-    counting = Work("partition", leaf.nbytes, 0)  # of the non-zero units of the sum, for Info
+    counting = Work("partition", leaf.nbytes, 0)  # counts the non-zero units of the sum, for Info
     if unit.groups[0] > top:
         ordered = next(_dense(leaf, n))
         exchanges, work = (agreeing, *ordered.exchanges), (*ordered.work, counting)
@@ -203,7 +203,7 @@ def _agsparse(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
 
 
 def _sparcml(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
-    """Equation 2, dense from where two partial sums could fill the dense tensor, partial sums as they accumulate."""
+    """Equation 2, with partial sums in their accumulation dtype; dense once two of them could fill the dense tensor."""
     dtype = np.dtype(accumulator_dtype(np.dtype(leaf.dtype)))
     unit_bytes = unit.width * dtype.itemsize
     whole = unit.units * unit_bytes

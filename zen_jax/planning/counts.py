@@ -1,7 +1,7 @@
-"""What a profile counts, on the devices and under the named axis: who touched which unit, and how full messages get.
+"""What a profile counts, on the devices under the named axis: who touched which unit, and how full messages get.
 
-Only bitmaps of touched units travel: each worker receives every worker's bits of an n-th of the units, counts there,
-and the counts are added up. A gradient's values stay where they are.
+Only bitmaps of touched units are sent: each worker receives every worker's bits for one n-th of the units and counts
+them, and the counts are added up. The gradients' values are not sent.
 """
 
 import math
@@ -17,31 +17,31 @@ from zen_jax import _axis, kernels
 from zen_jax._bits import BITS_PER_WORD, pack_bits, unpack_bits
 from zen_jax._typing import Array, AxisName
 
-PARTITIONS = (2, 4, 8, 16, 32, 64, 128)  # for which the skewness ratio is taken, beside n
-_SAMPLED_TOGETHER = 1024  # elements that a sample takes in one piece
+PARTITIONS = (2, 4, 8, 16, 32, 64, 128)  # for which the skewness ratio is measured, besides n
+_SAMPLED_TOGETHER = 1024  # minimum elements in one piece of a sample
 
 
 class Counts(NamedTuple):
-    """Counts of one gradient at one unit, the same on every worker; int32 but for `skewness`."""
+    """Counts of one gradient at one unit, the same on every worker; int32 except for `skewness`."""
 
-    units: Array  # [] units looked at
+    units: Array  # [] units examined
     together: Array  # [n, n] units that workers i and j both touch; on the diagonal those of worker i
-    sharers: Array  # [n] units that exactly 1 to n workers touch
+    sharers: Array  # [n] units that exactly 1, 2, ..., n workers touch
     groups: Array  # [K] most units that any partial sum of recursive doubling holds, by stage of `_partial_sums`
     push: Array  # [] units in the fullest message to a hashed server
     pull: Array  # [] units in the fullest shard of a hashed server
-    contiguous_push: Array  # [] as push, where server j owns the j-th n-th of the units
+    contiguous_push: Array  # [] as push, if server j owns the j-th of n equal ranges of units
     contiguous_pull: Array  # []
-    skewness: Array  # float32 [len(partitions(n))] mean over workers; 0 where no worker has a non-zero
+    skewness: Array  # float32 [len(partitions(n))] mean over workers; 0 if no worker has a non-zero
 
 
 def partitions(n: int) -> tuple[int, ...]:
-    """Numbers of partitions for which `Counts.skewness` is taken."""
+    """Numbers of partitions for which `Counts.skewness` is measured."""
     return tuple(sorted({*PARTITIONS, n}))
 
 
 def sample_stride(elements: int, widths: tuple[int, ...], limit: int | None) -> int:
-    """Of how many pieces of a gradient one is looked at, so that at most about `limit` of the finest units are.
+    """Stride of the sample in pieces of a gradient, so that at most about `limit` of the finest units are examined.
 
     >>> [sample_stride(1 << 20, widths, limit) for widths, limit in [((1,), None), ((1,), 1 << 18), ((16,), 1 << 18)]]
     [1, 4, 1]
@@ -52,7 +52,7 @@ def sample_stride(elements: int, widths: tuple[int, ...], limit: int | None) -> 
 
 
 def _piece(widths: tuple[int, ...]) -> int:
-    """Elements that a sample takes in one piece, whole units of all widths."""
+    """Elements in one piece of a sample: whole units of all widths."""
     unit = math.lcm(*widths)
     return unit * -(-_SAMPLED_TOGETHER // unit)
 
@@ -61,7 +61,7 @@ class Touched(NamedTuple):
     """Which units of one gradient this worker touched."""
 
     bits: Array  # bool [units]
-    whole: bool  # whether these are all units, or a sample
+    whole: bool  # whether these are all units, not a sample
 
 
 def touched(x: Array, widths: tuple[int, ...], limit: int | None) -> dict[int, Touched]:
@@ -69,9 +69,9 @@ def touched(x: Array, widths: tuple[int, ...], limit: int | None) -> dict[int, T
 
     Args:
       x: this worker's gradient, float of any shape but not empty.
-      widths: elements in a unit; the gradient is cut flat, and its last unit may be short.
-      limit: of the finest units about so many are looked at, one piece at random of every `sample_stride`, the same on
-        every worker; None for all.
+      widths: elements in a unit; the flattened gradient is cut into units, of which the last may be short.
+      limit: about how many of the finest units to examine: one random piece of every `sample_stride`, the same on every
+        worker; None for all.
     """
     stride = sample_stride(x.size, widths, limit)
     flat = x.reshape(-1)
@@ -91,7 +91,7 @@ def touched(x: Array, widths: tuple[int, ...], limit: int | None) -> dict[int, T
 
 
 def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list[Counts]:
-    """Counts of gradients over a named axis, in three collectives however many they are.
+    """Counts of gradients over a named axis, in three collectives for any number of gradients.
 
     Args:
       bitmaps: what this worker touched, for each gradient and unit.
@@ -99,8 +99,8 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list
       seed: seed of the tile rotation.
 
     Returns:
-      Counts for each bitmap. Those of a sample are of the sample, and their `push` and `pull` are 0: positions in a
-      sample say nothing of hashed servers.
+      Counts for each bitmap. Those of a sample cover only the sample, and their `push` and `pull` are 0: positions in a
+      sample say nothing about hashed servers.
     """
     n = _axis.axis_size(axis_name)
     every_partition = np.asarray(partitions(n))
@@ -140,13 +140,13 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list
 
 
 def pack(tree: Any) -> Array:
-    """Arrays of 32 bits as one int32 [K], for one collective or transfer: floats >= 0 keep their order as integers."""
+    """Packs 32-bit arrays into one int32 [K], for one collective or transfer; floats >= 0 keep their order."""
     arrays = [lax.bitcast_convert_type(each, jnp.int32).reshape(-1) for each in jax.tree.leaves(tree)]
     return jnp.concatenate(arrays) if arrays else jnp.zeros(0, jnp.int32)
 
 
 def unpack(packed: Array | np.ndarray, like: Any) -> Any:
-    """The tree that `pack` made int32 [..., K] of, with the leading axes that were added since."""
+    """Restores the tree that `pack` made into int32 [..., K], with the leading axes that were added since."""
     leaves, structure = jax.tree.flatten(like)
     ends = np.cumsum([leaf.size for leaf in leaves]).tolist()
     parts = [
@@ -163,7 +163,7 @@ def _counts(
     parts: np.ndarray,
     fullest: Callable[[Touched, Array], Array],
 ) -> Counts:
-    """Counts from sums over the units and from every worker's own [n, ...]."""
+    """Counts from the sums over all units and from every worker's own values [n, ...]."""
     units, n = bitmap.bits.size, every["push"].size
     union = every["union"].reshape(-1)
     totals = jnp.maximum(every["total"], 1).astype(jnp.float32)
@@ -183,7 +183,7 @@ def _counts(
 
 
 def _partial_sums(received: Array) -> list[Array]:
-    """Bitmaps [n, W] of workers, then of what they hold after each stage of `zen_jax.schemes.sparcml`, to [1, W]."""
+    """Bitmaps [n, W] of workers, then of their sums after each stage of `zen_jax.schemes.sparcml`, down to [1, W]."""
     n = received.shape[0]
     power = 1 << (n.bit_length() - 1)
     stages = [received]
@@ -195,7 +195,7 @@ def _partial_sums(received: Array) -> list[Array]:
 
 
 def _ones(words: Array) -> Array:
-    """Set bits along the last axis."""
+    """Number of set bits along the last axis."""
     return jnp.sum(lax.population_count(words), axis=-1, dtype=jnp.int32)
 
 
@@ -212,7 +212,7 @@ def _fullest_segments(words: Array, units: int, parts: np.ndarray) -> Array:
 
 @jax.jit(static_argnames=("widths", "seed"))
 def count_stacked(stacked: Array, *, widths: tuple[int, ...], seed: int) -> dict[int, Counts]:
-    """Counts of all of stacked gradients [n, ...] by width, one worker a slice, emulated on this device."""
+    """Counts of all units of stacked gradients [n, ...], by width: one worker per slice, emulated on this device."""
 
     def worker(x: Array) -> dict[int, Counts]:
         found = touched(x, widths, limit=None)

@@ -1,4 +1,4 @@
-"""Profiles, plans and clusters as JSON files that say what they are."""
+"""Profiles, plans and clusters as self-describing JSON files."""
 
 import json
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ VERSION = 1
 
 
 class Kept:
-    """A dataclass that is kept as a JSON document of its `kind`."""
+    """A dataclass that is saved as a JSON document of its `kind`."""
 
     kind: ClassVar[str]
 
     @classmethod
     def _from_json(cls, document: Mapping[str, Any]) -> Self:
-        """What a document describes; a KeyError, TypeError, AttributeError or ValueError where it describes none."""
+        """What a document describes; a KeyError, TypeError, AttributeError or ValueError if it is not valid."""
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        """The document that `save` writes, of plain JSON values."""
+        """The document that `save` writes, as plain JSON values."""
         return {"zen_jax": self.kind, "version": VERSION, **asdict(self)}
 
     def save(self, path: str | Path) -> None:
@@ -35,8 +35,8 @@ class Kept:
         """Reads what `save` wrote.
 
         Raises:
-          ValueError: for a file that is no such document, is of another version, or describes what cannot be.
-          OSError: for a file that cannot be read.
+          ValueError: if the file is not such a document, has another version, or describes something impossible.
+          OSError: if the file cannot be read.
         """
         kind, again = cls.kind, f"Save the {cls.kind} again."
         try:

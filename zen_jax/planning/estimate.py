@@ -1,4 +1,4 @@
-"""`estimate`: seconds and bytes of every scheme for every leaf, beside the lower bound."""
+"""`estimate`: seconds and bytes of every scheme for every leaf, and the lower bound."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from zen_jax.schemes import registry
 
 @dataclass(frozen=True)
 class Estimated:
-    """A candidate and what it would take in one step."""
+    """A candidate and the time it would take in one step."""
 
     candidate: Candidate
     seconds: float
@@ -30,7 +30,7 @@ class Estimated:
 
 @dataclass(frozen=True)
 class Bound:
-    """The least that any scheme could: bytes that a worker receives, and seconds at the link's full rate."""
+    """The least that any scheme could take: bytes that a worker receives, and seconds at the link's full rate."""
 
     nbytes: float
     seconds: float
@@ -38,34 +38,34 @@ class Bound:
 
 @dataclass(frozen=True)
 class Estimate:
-    """For every leaf each scheme at its best unit and formats. `str(estimate)` is a table."""
+    """Every scheme for every leaf, at its best unit and formats. `str(estimate)` is a table."""
 
     n: int
     leaves: Mapping[str, Mapping[str, Estimated]]  # by leaf, then by scheme
     bounds: Mapping[str, Bound]
-    counts_computing: bool  # beside sending: whether the cluster has measured kernels
+    counts_computing: bool  # besides sending: whether the cluster has measured kernels
 
     def best(self, leaf: str, schemes: Sequence[str]) -> Estimated:
-        """The fastest of some schemes for a leaf; the first of equals in the order of `schemes`."""
+        """The fastest of `schemes` for a leaf; among equals, the first in their order."""
         known = self.leaves[leaf]
         return min((known[scheme] for scheme in schemes if scheme in known), key=lambda each: each.seconds)
 
     def under(self, scheme: str) -> dict[str, Estimated]:
-        """Each leaf under one scheme; dense_ordered for a leaf that it cannot take."""
+        """Each leaf under one scheme; under dense_ordered if the scheme cannot take the leaf."""
         return {leaf: known.get(scheme, known["dense_ordered"]) for leaf, known in self.leaves.items()}
 
     def total(self, scheme: str) -> tuple[float, float]:
-        """Seconds and bytes of all leaves under one scheme. A ValueError for an unknown one."""
+        """Total seconds and bytes of all leaves under one scheme; a ValueError if it is unknown."""
         check_choice("scheme", scheme, registry.names())
         return together(self.under(scheme).values())
 
     @property
     def bound(self) -> tuple[float, float]:
-        """Seconds and bytes of all leaves at least."""
+        """Least total seconds and bytes of all leaves."""
         return together(self.bounds.values())
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The estimate as plain values."""
         leaves = {
             leaf: {
                 scheme: {"seconds": each.seconds, "bytes": each.nbytes, "unit": each.candidate.unit}
@@ -88,28 +88,28 @@ class Estimate:
 
     @property
     def caveat(self) -> str:
-        """What a reader of the seconds must know, for the end of a heading."""
+        """What a reader must know about the seconds, to append to a heading."""
         return "" if self.counts_computing else "; time to compute is left out: zen_jax.calibrate measures it"
 
 
 def together(leaves: Collection[Estimated | Bound]) -> tuple[float, float]:
-    """Seconds and bytes of some leaves."""
+    """Total seconds and bytes of some leaves."""
     return sum(leaf.seconds for leaf in leaves), sum(leaf.nbytes for leaf in leaves)
 
 
 def estimate(profile: SparsityProfile, cluster: Cluster) -> Estimate:
-    """Estimates what every scheme would take to synchronise profiled gradients, each leaf by itself.
+    """Estimates the time and bytes of synchronising profiled gradients under every scheme, each leaf by itself.
 
     Args:
-      profile: from `zen_jax.profile`, of as many workers as the cluster has devices; or of as many as it has hosts:
-        then the devices of a host reduce and gather among themselves, dense, and each synchronises its share.
+      profile: from `zen_jax.profile`, with as many workers as the cluster has devices, or hosts; with hosts, the
+        devices of each reduce and gather among themselves, dense, and each device synchronises its share.
       cluster: the links.
 
     Returns:
-      An Estimate. Bytes are of one worker (one host), pushed and pulled, room in messages included.
+      An Estimate. Bytes are those that one worker (or host) pushes and pulls, unused room in messages included.
 
     Raises:
-      ValueError: for a profile of another number of workers.
+      ValueError: for a profile with another number of workers.
 
     >>> import jax.numpy as jnp
     >>> from zen_jax.planning.profile import profile
@@ -127,7 +127,7 @@ def estimate(profile: SparsityProfile, cluster: Cluster) -> Estimate:
     for name, leaf in profile.leaves.items():
         inside = cluster.seconds_inside(leaf.nbytes) if hosts else 0.0
         fastest: dict[str, Estimated] = {}
-        # Sums of machines travel in the dtype that they accumulate in.
+        # Machines send their sums in the dtype that they accumulate in.
         travelling = replace(leaf, dtype=str(accumulator_dtype(np.dtype(leaf.dtype)))) if hosts else leaf
         for candidate in candidates(travelling, n):
             taken = Estimated(candidate, inside + candidate.seconds(cluster, n))

@@ -1,4 +1,4 @@
-"""A plan: for every leaf of a gradient tree its scheme, unit, formats, capacities and bucket."""
+"""A plan: the scheme, unit, formats, capacities and bucket of every leaf of a gradient tree."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -22,17 +22,17 @@ from zen_jax.schemes.push import PUSH_FORMATS
 from zen_jax.units import unit_width
 
 ORDERED = ("dense_ordered", "auto", "zen", "agsparse", "sparse_ps", "omnireduce")
-"""The schemes that sum in worker order, so that which of them a plan picks changes no bit of a result."""
+"""The schemes that sum in worker order: whichever of them a plan picks, results are bitwise the same."""
 
 _DENSE = ("dense_ordered", "dense")
 
 
 @dataclass(frozen=True)
 class LeafPlan:
-    """How one leaf travels.
+    """How one leaf is sent.
 
     Raises:
-      ValueError: for an unknown scheme or format, a capacity below 1, a dtype, unit or bucket that is none, a unit that
+      ValueError: for an unknown scheme or format, a capacity below 1, an invalid dtype, unit or bucket, a unit that
         does not divide the columns, or a bucket under a scheme that is not dense.
     """
 
@@ -43,7 +43,7 @@ class LeafPlan:
     capacity: tuple[int, ...] | None = None  # units in the fullest message of each exchange
     push_format: str = "coo"
     pull_format: str = "hash_bitmap"
-    bucket: int | None = None  # leaves of one bucket travel as one; None for a leaf by itself
+    bucket: int | None = None  # leaves of one bucket are sent as one; None for a leaf by itself
 
     def __post_init__(self) -> None:
         capacity = (self.capacity,) if errors.is_integer(self.capacity) else self.capacity
@@ -62,7 +62,7 @@ class LeafPlan:
         errors.check_at_least("unit", self.unit, 1)
         for size in self.shape:
             errors.check_at_least("shape", size, 0)
-        unit_width(self.shape, self.unit, n=1)  # refuses what does not divide
+        unit_width(self.shape, self.unit, n=1)  # refuses one that does not divide the columns
         if self.capacity == ():
             raise ValueError("capacity=() is of no exchange. Give one for each, or None.")
         for capacity in self.capacity or ():
@@ -84,10 +84,10 @@ class LeafPlan:
 
 @dataclass(frozen=True)
 class Plan(Kept):
-    """Plans of a tree's leaves by name, for n workers and a hash seed. `str(plan)` is a table.
+    """Plans for a tree's leaves by name, for n workers and a hash seed. `str(plan)` is a table.
 
-    Leaves whose gradients are row-sparse need none: they travel as they are. A tree that is synchronised in parts
-    (`optax.partition`) has one plan, which each part takes its leaves' from.
+    Leaves with row-sparse gradients need no plan: they are sent as they are. A tree that is synchronised in parts
+    (`optax.partition`) has one plan, in which each part finds its own leaves.
     """
 
     kind = "plan"
@@ -107,17 +107,17 @@ class Plan(Kept):
                 raise ValueError(f"{name} is {kind} in bucket {leaf.bucket} of {kinds[leaf.bucket]}. Give it another.")
 
     def check(self, named: list[tuple[str, Array]], n: int | None, seed: int) -> None:
-        """Raises a ValueError that says what differs where this is a plan for another tree, n or seed.
+        """Raises a ValueError that says what differs if this is a plan for another tree, n or seed.
 
-        Leaves may be part of the tree only. Without n they are parameters, which tell their names alone: gradients may
-        have another dtype, and under tensor parallelism, inside shard_map, the shape of a shard.
+        The leaves may be only part of the tree. If n is None, they are parameters, which tell only their names:
+        gradients may have another dtype and, under tensor parallelism inside shard_map, the shape of a shard.
         """
         if n is not None and n != self.n:
             raise ValueError(f"plan is for {self.n} workers, but the axis has {n}. Make a plan for {n} workers.")
         if seed != self.seed:
             raise ValueError(f"plan was made with seed={self.seed}, but seed={seed} was given. Use the plan's.")
         lacking = [name for name, leaf in named if name not in self.leaves and not is_row_sparse(leaf)]
-        # Row-sparse gradients need no plan, and parameters do not tell which of them will have such: hardly all.
+        # Row-sparse gradients need no plan. Parameters do not tell which gradients are row-sparse, but hardly all are.
         if lacking and (n is not None or (self.leaves and len(lacking) == len(named))):
             names = {name for name, _ in named}
             others = ", ".join(repr(name) for name in self.leaves if name not in names)
@@ -159,16 +159,16 @@ def plan(
     schemes: Collection[str] = ORDERED,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Plan:
-    """Plans how each leaf travels: the scheme, unit and formats that `estimate` finds fastest, and messages that fit.
+    """Plans how each leaf is sent: the scheme, unit and formats that `estimate` finds fastest, and messages that fit.
 
-    Capacities are 3 % above the fullest messages profiled; where a `Profiler` has sampled a leaf, above what they are
-    estimated at: Theorem 2's bound under hashed schemes. A message that outgrows them is sent all the same, in the next
+    Capacities are 3 % above the fullest messages profiled or, if a `Profiler` sampled the leaf, above their estimated
+    size: under hashed schemes, Theorem 2's bound. A message that outgrows its capacity is still sent, in the next
     larger size. Leaves under 1 MiB that are no faster by themselves are fused into dense buckets.
 
     Args:
       profile: from `zen_jax.profile`.
       cluster: the links.
-      schemes: what to choose from, "dense_ordered" or "dense" among them; by default all that sum in worker order, so
+      schemes: schemes to choose from, including "dense_ordered" or "dense"; by default all that sum in worker order, so
         that a plan changes no bit of a result. `zen_jax.schemes.names()` adds "dense" (psum) and "sparcml".
       bucket_bytes: largest bucket of fused leaves.
 
@@ -176,7 +176,7 @@ def plan(
       A Plan for `zen_jax.synchronize(..., plan=plan)` with the profile's seed.
 
     Raises:
-      ValueError: for a profile of another number of workers, unknown schemes, or schemes without a dense one.
+      ValueError: for a profile with another number of workers, unknown schemes, or schemes without a dense one.
 
     >>> import jax.numpy as jnp
     >>> from zen_jax.planning.profile import profile
@@ -208,7 +208,7 @@ def plan(
 
 
 def to_choose_from(schemes: Collection[str]) -> tuple[str, ...]:
-    """Each scheme once, the preferred of equals first; a ValueError where one is unknown or none is dense."""
+    """Each scheme once, those preferred in a tie first; a ValueError if one is unknown or none is dense."""
     for scheme in schemes:
         errors.check_choice("schemes", scheme, registry.names())
     if not set(_DENSE) & set(schemes):
@@ -218,6 +218,6 @@ def to_choose_from(schemes: Collection[str]) -> tuple[str, ...]:
 
 
 def _in_a_bucket(dense: Estimated, cluster: Cluster, estimated: Estimate) -> float:
-    """Seconds that a leaf adds to a bucket: those of its bytes, for the bucket's latency is there already."""
+    """Seconds that a leaf adds to a bucket: only those of its bytes, as the bucket's latency is already paid."""
     latency = sum(cluster.seconds(exchange.collective, 0, estimated.n) for exchange in dense.candidate.exchanges)
     return dense.seconds - latency

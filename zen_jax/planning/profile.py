@@ -1,4 +1,4 @@
-"""`profile`: the sparsity profile of stacked gradients, and what of counts makes one."""
+"""`profile`: the sparsity profile of stacked gradients, and how to make one from counts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,19 +21,19 @@ from zen_jax.units import check_unit, unit_width
 
 
 def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> SparsityProfile:
-    """Profiles the sparsity of gradients of one or more steps.
+    """Profiles the sparsity of the gradients of one or more steps.
 
     Args:
       steps: trees of stacked gradients, each leaf float [n, ...]: one slice per worker.
-      unit: as in `zen_jax.all_reduce`, to measure that unit alone; None for single elements, whole rows, blocks of
-        columns down to what "auto" takes, and blocks of 256 elements.
+      unit: as in `zen_jax.all_reduce`, to measure only that unit; None for single elements, whole rows, blocks of
+        columns down to the width that "auto" takes, and blocks of 256 elements.
       seed: seed of the tile rotation.
 
     Returns:
       A SparsityProfile, exact for these gradients.
 
     Raises:
-      ValueError: for no steps, steps of different trees, leaves without a common leading axis or that are no floats.
+      ValueError: for no steps, steps of different trees, or leaves that share no leading axis or are not floats.
 
     >>> import jax.numpy as jnp
     >>> gradients = jnp.zeros((4, 1000, 64)).at[:, :20].set(1.0)  # four workers, each touched the first 20 rows
@@ -76,23 +76,23 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
 
 
 def _left_out(stacked: Array, unit: Unit | None) -> bool:
-    """Whether nothing is measured: of an empty leaf, and of a small one, to be fused, that the unit does not divide."""
+    """Whether to skip measuring a leaf: an empty one, or a small one, to be fused, that the unit does not divide."""
     fused = stacked.nbytes < DENSE_BELOW * stacked.shape[0]
     undivided = errors.is_integer(unit) and math.prod(stacked.shape[2:]) % unit != 0
     return not stacked.size or (fused and undivided)
 
 
 def _as_counted(stacked: Array) -> Array:
-    """A leaf as JAX takes it: without x64 it rounds float64 to float32, and what is tiny to zero."""
+    """A leaf as JAX can count it: without x64, JAX would round float64 to float32, and tiny values to zero."""
     if jax.dtypes.canonicalize_dtype(stacked.dtype) == stacked.dtype:
-        # Kernels take no array whose type says how it lies on several devices.
+        # Kernels take no arrays whose type says how they are sharded.
         explicit = isinstance(stacked, jax.Array) and AxisType.Explicit in jax.typeof(stacked).sharding.mesh.axis_types
         return np.asarray(stacked) if explicit else stacked
     return (np.asarray(stacked) != 0).astype(np.float32)
 
 
 def candidate_widths(shape: tuple[int, ...], n: int, unit: Unit | None = None) -> tuple[int, ...]:
-    """Widths at which a leaf is measured, widest first; in 2**31 units or more the kernels take none.
+    """Widths at which a leaf is measured, widest first, except those with 2**31 units or more, which kernels refuse.
 
     >>> candidate_widths((1000, 512), n=4), candidate_widths((1000,), n=4), candidate_widths((1000, 512), 4, "row")
     ((512, 256, 128, 1), (256, 1), (512,))
@@ -113,12 +113,12 @@ def leaf_profile(shape: tuple[int, ...], dtype: Any, steps: Sequence[Mapping[int
 
 
 def _unit_profile(elements: int, width: int, counts: Counts) -> UnitProfile:
-    """One step's. Counts of a sample are scaled up, and Theorem 2 bounds what a sample cannot tell."""
+    """The profile of one step. A sample's counts are scaled up, and Theorem 2 bounds what a sample cannot tell."""
     units = -(-elements // width)
     scale = units / counts.units
     touched = np.diagonal(counts.together).astype(np.float64) * scale
     n = touched.size
-    # Beside a model axis counts are the largest of any shard, which together may be more than there is.
+    # With a model axis, each count is the largest of any shard; together they may exceed the number of units.
     unions = np.minimum(_mean_unions(np.asarray(counts.sharers, np.float64) * scale), units)
     first, second = np.triu_indices(n, 1)
     smaller = np.minimum(touched[first], touched[second])
@@ -144,7 +144,7 @@ def _unit_profile(elements: int, width: int, counts: Counts) -> UnitProfile:
 
 
 def fullest_bin(mean: float) -> int:
-    """Most balls in any bin of a universal hash that puts `mean` into each: Theorem 2's mu + 6 sqrt(mu).
+    """Most balls in any bin of a universal hash with a mean of `mean` per bin: Theorem 2's mu + 6 sqrt(mu).
 
     >>> fullest_bin(0.0), fullest_bin(100.0), fullest_bin(1e6)
     (0, 160, 1006000)
@@ -153,9 +153,9 @@ def fullest_bin(mean: float) -> int:
 
 
 def _mean_unions(sharers: np.ndarray) -> np.ndarray:
-    """Mean units that any k of n workers touch, k = 1 .. n, over all choices of k.
+    """Mean number of units that k of n workers touch, k = 1 .. n, over all choices of the k workers.
 
-    A unit that c workers touch is in the sum of k of them unless all k are among the other n - c.
+    A unit that c workers touch is in the sum of k workers unless all k are among the other n - c.
     """
     n = sharers.size
     missed, unions = np.ones(n), []  # missed[c - 1]: the share of choices of k workers without any of c given ones

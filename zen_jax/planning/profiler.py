@@ -1,4 +1,4 @@
-"""Profiling inside a training step: counts are made where the gradients are, and only the counts reach the host."""
+"""Profiling inside a training step: devices count where the gradients are, and only the counts reach the host."""
 
 import math
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from zen_jax.planning.sparsity import LeafProfile, SparsityProfile
 from zen_jax.row_sparse import is_row_sparse
 from zen_jax.trees import Leaf, densified
 
-LIMIT = 1 << 20  # units of a leaf looked at; of a larger one a sample
+LIMIT = 1 << 20  # units of a leaf to examine; larger leaves are sampled
 ELEMENT_LIMIT = 1 << 18  # the same for single elements
 
 Group = tuple[str, ...]  # the leaves that one `synchronize` reduces
@@ -29,15 +29,15 @@ Report = Mapping[str, Mapping[int, Counts]]
 class Profiler:
     """Watches the gradients that `zen_jax.synchronize(..., plan=profiler)` reduces, and makes a profile of them.
 
-    Trace the step anew, without the profiler, when it has seen enough: then profiling costs nothing more. Leaves under
-    `dense_below` bytes (1 MiB) are not looked at, for they travel together; row-sparse gradients need no plan, and are
-    left out of the profile. Works wherever `synchronize` does; among several hosts all come to the same profile.
+    When it has seen enough, trace the step again without the profiler: profiling then costs nothing more. Leaves under
+    `dense_below` bytes (1 MiB) are not examined, because they are fused; row-sparse gradients need no plan, and are
+    left out of the profile. Works wherever `synchronize` does; on several hosts, all get the same profile.
 
-    Several `synchronize` of one step may share it, each with leaves of its own (`optax.partition`): the profile is of
-    all their leaves.
+    Several `synchronize` in one step may share a profiler, each with its own leaves (`optax.partition`): the profile
+    covers all their leaves.
 
     Args:
-      cluster: what the profile is for, if known: a step of another number of workers is refused before it runs.
+      cluster: what the profile is for, if known: a step with another number of workers is refused before it runs.
 
     >>> import jax, jax.numpy as jnp
     >>> from zen_jax.transforms.synchronize import synchronize
@@ -54,7 +54,7 @@ class Profiler:
         self._cluster = cluster
         self._leaves: dict[str, tuple[tuple[int, ...], str]] = {}
         self._options: dict[str, int] = {}
-        self._reports: dict[Group, dict[int, list[Report]]] = {}  # by device, empty from tracing to running
+        self._reports: dict[Group, dict[int, list[Report]]] = {}  # by device; empty between tracing and running
 
     def observe(
         self,
@@ -64,11 +64,11 @@ class Profiler:
         intra_axis: AxisName | None = None,
         dense_below: int = DENSE_BELOW,
     ) -> None:
-        """Adds to the step that is being traced what counts its gradients; `synchronize` calls it.
+        """Adds the counting of gradients to the step that is being traced; `synchronize` calls it.
 
-        With `intra_axis`, the axis of a machine's devices, it counts the sums of machines. Leaves of fewer than
-        `dense_below` bytes are left out. A ValueError for another number of workers, seed, `dense_below`, shape or
-        dtype than before.
+        With `intra_axis`, the axis of a machine's devices, it counts each machine's sum. Leaves of fewer than
+        `dense_below` bytes are left out. Raises a ValueError if the number of workers, seed, `dense_below`, a shape or
+        a dtype differs from before.
         """
         n, workers = _axis.axis_size(axis_name), _axis.joined(axis_name, intra_axis)
         if self._cluster is not None:
@@ -88,7 +88,7 @@ class Profiler:
                 for width, bitmap in _touched(leaf if intra_axis is None else lax.psum(leaf, intra_axis), n).items()
             }
             counts = count(list(found.values()), axis_name, seed=seed) if found else []
-            # Shards of tensor parallelism differ, and all processes are to make the same plan.
+            # Tensor-parallel shards differ, but all processes must make the same plan.
             packed = _axis.largest_beside(pack(counts), workers)
         shapes = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), counts)
         jax.debug.callback(partial(self._record, group, tuple(found), shapes), device, packed)
@@ -118,16 +118,16 @@ class Profiler:
 
     @property
     def steps(self) -> int | None:
-        """How many steps it has seen run that synchronised every leaf; None before any was traced with it."""
+        """How many steps have run that synchronised every leaf; None before any was traced with the profiler."""
         return min(_steps(self._seen()).values(), default=None)
 
     def _seen(self) -> dict[Group, list[Report]]:
-        """A report for each step: they are the same on every device, and a host may see several devices'."""
+        """One report per step: reports are the same on every device, and a host may see those of several devices."""
         jax.effects_barrier()
         return {group: devices[min(devices)] if devices else [] for group, devices in self._reports.items()}
 
     def profile(self) -> SparsityProfile:
-        """The profile of all steps that have run; a ValueError where none has, or none that synchronised some leaf."""
+        """The profile of all steps that have run; a ValueError if none has, or if some leaf was never synchronised."""
         seen, leaves = self._seen(), {}
         reports = [report for of_group in seen.values() for report in of_group]
         if not reports:
@@ -143,15 +143,15 @@ class Profiler:
 
 
 def _steps(seen: Mapping[Group, list[Report]]) -> dict[Group, int]:
-    """How many steps synchronised the leaves of each group, those included that took more leaves with them."""
+    """How many steps synchronised the leaves of each group, including steps that reduced more leaves with them."""
     return {group: sum(len(reports) for other, reports in seen.items() if set(group) <= set(other)) for group in seen}
 
 
 def _touched(leaf: Array, n: int) -> dict[int, Touched]:
-    """As `touched`, of all candidate widths."""
+    """As `touched`, for all candidate widths."""
     widths, columns = candidate_widths(leaf.shape, n), math.prod(leaf.shape[1:])
-    # Single elements are so many that they are sampled by themselves, or the sample would be of everything else too.
-    # Units that fit neither into rows nor rows into them would have it cut into splinters.
+    # Single elements are so many that they are sampled separately; otherwise all other widths would be sampled too.
+    # So are widths that neither divide a row nor are a multiple of it: with them, the finest unit would be tiny.
     fitting = tuple(width for width in widths if width > 1 and columns % width * (width % columns) == 0)
     groups = [fitting] * bool(fitting) + [(width,) for width in widths if width not in fitting]
     found = [touched(leaf, group, ELEMENT_LIMIT if group == (1,) else LIMIT) for group in groups]

@@ -1,4 +1,4 @@
-"""`simulate`: what the schemes would take among more workers than were profiled."""
+"""`simulate`: what the schemes would cost with more workers than were profiled."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -21,7 +21,7 @@ WORKERS = tuple(2**k for k in range(1, 13))
 
 @dataclass(frozen=True)
 class Simulated:
-    """Estimates for n workers, and which scheme a plan would choose for each leaf."""
+    """Estimates for n workers, and the scheme that a plan would choose for each leaf."""
 
     n: int
     estimate: Estimate
@@ -29,12 +29,12 @@ class Simulated:
 
     @property
     def planned(self) -> tuple[float, float]:
-        """Seconds and bytes of all leaves, each under its choice."""
+        """Total seconds and bytes of all leaves, each under its chosen scheme."""
         return together([self.estimate.leaves[leaf][scheme] for leaf, scheme in self.choice.items()])
 
     @property
     def speed_up(self) -> float:
-        """How many times faster than dense the choices are; 1 where nothing takes time."""
+        """How many times as fast as dense the choices are; 1 if nothing takes time."""
         seconds = self.planned[0]
         return self.estimate.total("dense")[0] / seconds if seconds else 1.0
 
@@ -47,12 +47,12 @@ class Simulation:
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """The schemes that any leaf could take among any number of workers."""
+        """The schemes that any leaf could take with any number of workers."""
         leaves = (leaf for point in self.points for leaf in point.estimate.leaves.values())
         return tuple(dict.fromkeys(scheme for leaf in leaves for scheme in leaf))
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values, of all leaves together."""
+        """The simulation as plain values, for all leaves together."""
 
         def plain(total: tuple[float, float]) -> dict[str, float]:
             return dict(zip(("seconds", "bytes"), total, strict=True))
@@ -89,21 +89,22 @@ def simulate(
 ) -> Simulation:
     """Estimates every scheme for other numbers of workers, on more or fewer of the cluster's hosts.
 
-    Beyond the workers profiled, the union of k workers' units grows as a power of k (Heaps' law) that falls with every
-    doubling as much as it last did, up to all units; the skewness ratio grows as the power of the number of partitions
-    that it last grew with. The fullest of n hashed messages with a mean of mu units holds mu + 6 sqrt(mu) (Theorem 2).
+    Beyond the profiled workers, the union of k workers' units grows as a power of k (Heaps' law), up to all units; with
+    every doubling, the exponent falls by as much as it last did. The skewness ratio grows as a power of the number of
+    partitions, with the last measured exponent. Of n hashed messages with a mean of mu units, the fullest holds
+    mu + 6 sqrt(mu) (Theorem 2).
 
     Args:
-      profile: of at least 2 workers.
-      cluster: its links; its number of hosts is that of the profile.
-      workers: numbers of workers; multiples of the devices of a host, or fewer.
+      profile: a profile of at least 2 workers.
+      cluster: the links, and as many hosts as were profiled.
+      workers: numbers of workers, each a multiple of the devices per host, or fewer than those.
       schemes: as in `zen_jax.plan`.
 
     Returns:
       A Simulation.
 
     Raises:
-      ValueError: for a profile of one worker or another cluster, or numbers of workers that hosts cannot hold.
+      ValueError: for a profile of one worker or of another cluster, or numbers of workers that do not fit the hosts.
 
     >>> import jax.numpy as jnp
     >>> from zen_jax.planning.profile import profile
@@ -120,7 +121,7 @@ def simulate(
     for n in workers:
         errors.check_at_least("workers", n, 2)
         errors.check_workers(n)
-        n = int(n)  # NumPy's know no bit_length
+        n = int(n)  # NumPy integers have no bit_length
         devices = min(n, cluster.devices_per_host)
         if flat and n % devices:
             raise ValueError(f"workers={n} do not fill hosts of {devices} devices. Use multiples of {devices}.")
@@ -149,7 +150,7 @@ def _unit_for(unit: UnitProfile, n: int) -> UnitProfile:
     uneven = fullest_worker / unit.nonzero if unit.nonzero else 1.0
     sizes = [1] + [min(n, 2**s) for s in range(1, len(stages(n)) + 1)]
     skew = _skewness(unit, n)
-    # How much more the summed units crowd than those of one worker, as measured.
+    # How much more skewed the summed units are than those of one worker, as measured.
     pull_skew = unit.contiguous_pull * measured / unit.unions[-1] / unit.skewness(measured) if unit.nonzero else 1.0
     return replace(
         unit,
@@ -178,13 +179,13 @@ def _unions(unit: UnitProfile, n: int) -> np.ndarray:
 
 
 def _growth(unions: np.ndarray, k: int) -> float:
-    """The power of k with which the union grew from k // 2 to k workers."""
+    """The exponent with which the union grew from k // 2 to k workers."""
     half = k // 2
     return math.log(unions[k - 1] / unions[half - 1]) / math.log(k / half)
 
 
 def _skewness(unit: UnitProfile, parts: int) -> float:
-    """By the numbers of partitions measured, straight in logarithms between and beyond them."""
+    """Interpolates and extrapolates the measured skewness ratios, linearly in logarithms."""
     known = dict(sorted({1: 1.0, **unit.partition_skewness}.items()))
     x, y = np.log(list(known)), np.log(list(known.values()))
     i = int(np.clip(np.searchsorted(x, math.log(parts)), 1, x.size - 1))

@@ -1,4 +1,4 @@
-"""The sparsity profile as a document: what section 2.1 of the paper defines, by leaf, and how full messages get."""
+"""The sparsity profile as a document: by leaf, what section 2.1 of the paper defines and how full messages get."""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class UnitProfile:
     """A gradient seen in units of one width. Means are over workers and steps, maxima over all of them.
 
     Raises:
-      ValueError: for numbers that no gradient has.
+      ValueError: for numbers that no gradient can have.
 
     Source: ZEN (OSDI 2025), section 2.1.
     """
@@ -33,10 +33,10 @@ class UnitProfile:
     unions: tuple[float, ...]  # mean non-zero units in the sum of any k workers, k = 1 .. n
     overlap: float  # mean overlap ratio of two workers (Definition 3)
     partition_skewness: Mapping[int, float]  # mean skewness ratio (Definition 5) by number of partitions
-    groups: tuple[int, ...]  # most non-zero units in a partial sum before each stage of recursive doubling, and at last
+    groups: tuple[int, ...]  # most non-zero units in a partial sum before each stage of recursive doubling, and finally
     push: int  # units in the fullest message to one of n hashed servers
     pull: int  # units in the fullest shard of a hashed server
-    contiguous_push: int  # as push and pull, where server j owns the j-th n-th of the units
+    contiguous_push: int  # as push and pull, if server j owns the j-th of n equal ranges of units
     contiguous_pull: int
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class UnitProfile:
 
     @property
     def nonzero(self) -> float:
-        """Mean non-zero units of a worker."""
+        """Mean number of non-zero units of a worker."""
         return self.unions[0]
 
     @property
@@ -72,20 +72,20 @@ class UnitProfile:
         return self.nonzero / self.units
 
     def densification(self, k: int) -> float:
-        """Mean density of the sum of k workers over that of one (Definition 4); 1 where nothing is non-zero."""
+        """Mean density of the sum of k workers divided by that of one (Definition 4); 1 if nothing is non-zero."""
         return self.unions[k - 1] / self.nonzero if self.nonzero else 1.0
 
     def skewness(self, parts: int) -> float:
-        """Mean share of the fullest of equal contiguous partitions, times their number (Definition 5)."""
+        """Mean share of non-zeros in the fullest of equal contiguous partitions, times their number (Definition 5)."""
         return self.partition_skewness[parts]
 
 
 @dataclass(frozen=True)
 class LeafProfile:
-    """One leaf: its shape, and what was measured by unit width; nothing, for a leaf too small to be worth it.
+    """One leaf: its shape, and what was measured, by unit width; nothing for a leaf too small to be worth it.
 
     Raises:
-      ValueError: for a shape that is none, or units that do not make it up.
+      ValueError: for an invalid shape, or units that do not make it up.
     """
 
     shape: tuple[int, ...]
@@ -111,7 +111,7 @@ class LeafProfile:
         return self.elements * np.dtype(self.dtype).itemsize
 
     def at(self, unit: Unit, n: int) -> UnitProfile:
-        """The profile at a unit as `zen_jax.all_reduce` takes it, for n workers; a ValueError where not measured."""
+        """The profile at a unit as in `zen_jax.all_reduce`, for n workers; a ValueError if it was not measured."""
         width = unit_width(self.shape, unit, n)
         if width not in self.units:
             known = ", ".join(map(str, sorted(self.units))) or "none"
@@ -121,10 +121,10 @@ class LeafProfile:
 
 @dataclass(frozen=True)
 class SparsityProfile(Kept):
-    """Profiles of a tree's leaves by name, of n workers over some steps. `str(profile)` is a table.
+    """Profiles of a tree's leaves by name, for n workers over some steps. `str(profile)` is a table.
 
     Raises:
-      ValueError: for counts out of range, a dtype that is no float, or leaves profiled among other numbers of workers.
+      ValueError: for counts out of range, a dtype that is not a float, or leaves profiled for other numbers of workers.
     """
 
     kind = "profile"
@@ -141,7 +141,7 @@ class SparsityProfile(Kept):
         check_at_least("steps", self.steps, 1)
         check_at_least("dense_below", self.dense_below, 0)
         for name, leaf in self.leaves.items():
-            check_float(name, np.dtype(str(leaf.dtype)))  # of None NumPy makes float64
+            check_float(name, np.dtype(str(leaf.dtype)))  # NumPy turns None into float64
             measured = {len(unit.unions) for unit in leaf.units.values()}
             if measured - {self.n}:
                 raise ValueError(f"{name} was profiled among {max(measured)} workers, but n={self.n}.")

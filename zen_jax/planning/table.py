@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Lines of rows whose cells are aligned; every row has as many.
+    """Rows as lines of text with aligned cells; every row has the same number of cells.
 
     >>> print(table([("leaf", "unit"), ("embedding", "16")]))
     leaf       unit

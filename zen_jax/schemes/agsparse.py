@@ -1,4 +1,4 @@
-"""AGsparse: one all-gather of every worker's COO, which every worker sums; traffic and memory grow with the workers."""
+"""AGsparse: one all-gather of every worker's COO, summed on every worker; traffic and memory grow with the workers."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ from zen_jax.trees import densified
 def agsparse(x: Array | SparseGradient, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
     """All-reduces units [U, m]; sums run in worker order. Without servers all traffic is push.
 
-    Where gathering would take more bytes than a dense all-reduce, and so much more memory than the gradient,
+    Where gathering would take more bytes than a dense all-reduce, and hence much more memory than the gradient,
     `dense_ordered` takes over.
 
     Source: ZEN (OSDI 2025), sections 2.3 and 2.4.
@@ -64,11 +64,11 @@ def agsparse(x: Array | SparseGradient, axis_name: AxisName, request: Request) -
 
 
 def sparse_limit(units: int, width: int, dtype: jnp.dtype, n: int) -> int:
-    """The most units of a worker with which gathering cannot move more bytes than a dense all-reduce.
+    """The most units per worker for which gathering cannot move more bytes than a dense all-reduce.
 
     >>> [sparse_limit(1000, 16, jnp.float32, n) for n in (2, 4, 16)]
     [941, 470, 117]
     """
     unit_bytes = width * jnp.dtype(dtype).itemsize
-    budget = 2 * units * unit_bytes // n - 2 * WORD_BYTES  # but for the count, and the padding of 16-bit floats
+    budget = 2 * units * unit_bytes // n - 2 * WORD_BYTES  # less the count, and the padding of 16-bit floats
     return min(units, max(0, budget // (WORD_BYTES + unit_bytes)))

@@ -1,4 +1,4 @@
-"""The default: the scheme that moves least where no plan says more."""
+"""The default: the scheme that moves the least, unless a plan says otherwise."""
 
 from zen_jax import _axis
 from zen_jax._typing import Array, AxisName
@@ -13,8 +13,8 @@ from zen_jax.sparse import SparseGradient
 def auto(x: Array | SparseGradient, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
     """All-reduces units [U, m] by Balanced Parallelism, and dense where that could move more bytes.
 
-    Between two workers, unless capacities were planned, it is agsparse: one gather of what the other has moves about
-    as much as the push of a half and the pull of the other, in one exchange and to the same bits.
+    Between two workers, unless capacities were planned, it runs agsparse: one gather of what the other worker has moves
+    about as much as pushing one half and pulling the other, in one exchange and with bitwise the same result.
 
     Source: ZEN (OSDI 2025), sections 2.3 and 3.
     """

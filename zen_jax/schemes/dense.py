@@ -14,7 +14,7 @@ UNROLLED_WORKERS = 32
 
 
 def dense_bytes(elements: int, dtype: jnp.dtype, n: int) -> float:
-    """Bytes that one worker pushes in a dense all-reduce, and pulls again: all but its own n-th."""
+    """Bytes that one worker pushes in a dense all-reduce, and also pulls: all but its own n-th."""
     return (n - 1) / n * elements * jnp.dtype(dtype).itemsize
 
 
@@ -27,7 +27,7 @@ def dense(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Info]
 
 
 def dense_ordered(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
-    """Dense all-reduce that sums in worker order: the bits that `zen` gives, at the traffic of `psum`."""
+    """Dense all-reduce that sums in worker order: bitwise the result of `zen`, at the traffic of `psum`."""
     n = _axis.axis_size(axis_name)
     chunks = jnp.pad(x.reshape(-1), (0, -x.size % n)).reshape(n, -1)
     total = sum_in_order(_axis.all_to_all(chunks, axis_name), request.divisor(n))
@@ -35,28 +35,28 @@ def dense_ordered(x: Array, axis_name: AxisName, request: Request) -> tuple[Arra
 
 
 def sum_in_order(parts: Array, divisor: int) -> Array:
-    """[n, ...] to [...]: the sum over workers in their order, divided; 16-bit floats in float32, rounded once."""
+    """[n, ...] to [...]: the sum in worker order, divided; 16-bit floats in float32, rounded once."""
     n, dtype = parts.shape[0], parts.dtype
     parts = parts.astype(accumulator_dtype(dtype))
 
     def add_worker(worker: int, acc: Array) -> Array:
-        # Brackets would want indices of 64 bits where parts have 2**31 elements.
+        # Indexing with brackets would need 64-bit indices where parts have 2**31 elements.
         return acc + lax.dynamic_index_in_dim(parts, worker, keepdims=False)
 
-    # Unrolled, the sums of so many workers fuse into one pass over their parts.
+    # Unrolled, the sums of up to this many workers fuse into one pass over their parts.
     total = lax.fori_loop(1, n, add_worker, parts[0], unroll=UNROLLED_WORKERS)
     return divide(total, divisor).astype(dtype)
 
 
 def divide(total: Array, divisor: int) -> Array:
-    """Multiplies sums by the reciprocal of `divisor`, with no -0.0 among the sums."""
+    """Multiplies sums, with any -0.0 made 0.0, by the reciprocal of `divisor`."""
     total = _no_negative_zero(total)
     return total * (1 / total.dtype.type(divisor)) if divisor > 1 else total
 
 
 @jax.custom_jvp
 def _no_negative_zero(total: Array) -> Array:
-    # Zeros do not travel in zen, so no sum there is -0.0. XLA would fold an addition of +0 away.
+    # zen sends no zeros, so none of its sums is -0.0. XLA would fold away an addition of +0.
     return jnp.where(total == 0, jnp.zeros_like(total), total)
 
 

@@ -1,4 +1,4 @@
-"""Hierarchy: dense reduce-scatter and all-gather inside a machine, and between them a scheme across machines."""
+"""Hierarchy: dense reduce-scatter and all-gather within a machine and, between the two, a scheme across machines."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -12,14 +12,14 @@ from zen_jax.schemes.request import Request, Scheme
 
 
 def hierarchical(run: Scheme, intra_axis: AxisName) -> Scheme:
-    """The scheme that runs `run` across machines on what the devices of each, which lie on `intra_axis`, have summed.
+    """The scheme that runs `run` across machines on the sums over each machine's devices, which lie on `intra_axis`.
 
     Every device sums its share of the machine's units in device order, reduces it with the devices that have the same
     share on other machines, and gets the other shares from its neighbours. 16-bit floats stay float32 from the first
-    sum to the division, and so cross machines: they round once.
+    sum to the division, including across machines, so they round once.
 
     Capacities count the units of a machine, of which each device's messages hold an equal part. `Info` counts what
-    one device sends to other machines; densities are those of machines' sums, shares filled up with zeros.
+    one device sends to other machines; densities are those of machines' sums, shares padded with zeros.
 
     Source: ZEN (OSDI 2025), section 4.
     """
@@ -27,7 +27,7 @@ def hierarchical(run: Scheme, intra_axis: AxisName) -> Scheme:
     def reduce(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
         machines, devices = _axis.axis_size(axis_name), _axis.axis_size(intra_axis)
         units, width = x.shape
-        # Dealt out in turn: neighbouring units are alike, and runs of them would make some shares far denser.
+        # Dealt round-robin: neighbouring units are alike, and runs of them would make some shares far denser.
         shares = jnp.pad(x, ((0, -units % devices), (0, 0))).reshape(-1, devices, width).swapaxes(0, 1)
         parts = _axis.all_to_all(shares, intra_axis).astype(accumulator_dtype(x.dtype))
         share = sum_in_order(parts, divisor=1)
@@ -48,7 +48,7 @@ def _across(request: Request, intra_axis: AxisName, devices: int) -> Request:
 
 
 def _of_machine(info: Info, intra_axis: AxisName) -> Info:
-    """The same on every device of a machine; bytes and rounds are so already, for all take the same branches."""
+    """The same Info on every device of a machine; bytes and rounds already are, as all take the same branches."""
     largest = Info(*lax.pmax(jnp.stack(info), intra_axis))
     density, density_reduced = lax.pmean(jnp.stack([info.density, info.density_reduced]), intra_axis)
     return largest._replace(density=density, density_reduced=density_reduced)

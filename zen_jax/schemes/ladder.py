@@ -15,9 +15,8 @@ SMALLEST_BYTES = 4 << 10  # below this a message costs latency, not bytes
 def ladder(top: int, capacity: int | None, unit_bytes: int, ratio: float | None = None) -> tuple[int, ...]:
     """Capacities in ascending order, up to `top`.
 
-    Without a plan they grow by `ratio`, a quarter, from a 1024th of `top` or 4 KiB, so that a larger message is at most
-    a quarter larger than what it carries. With one, the first fits the steady state and the next catch what
-    outgrows it.
+    Without a plan they grow by `ratio` from a 1024th of `top` or 4 KiB, so that by default a larger message is at most
+    a quarter larger than its content. With a plan, the first fits the steady state and the next catch what outgrows it.
 
     Args:
       top: units that always fit, at least 1.
@@ -45,8 +44,8 @@ def rung_for(count: Array, rungs: tuple[int, ...]) -> Array:
 
 
 def rounds(fullest: Array, planned: int | None) -> Array:
-    """Messages of the planned capacity that the fullest one would fill: 1 while the plan holds, or without one."""
+    """How many messages of planned capacity the fullest one would fill: 1 while the plan holds, or without a plan."""
     if not planned:
         return jnp.ones((), jnp.float32)
-    # In integers: XLA divides floats by a constant through its reciprocal, and 90 / 30 would be above 3.
+    # In integers: XLA divides floats by a constant via its reciprocal, and 90 / 30 would be above 3.
     return jnp.maximum((fullest - 1) // planned + 1, 1).astype(jnp.float32)

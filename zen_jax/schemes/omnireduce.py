@@ -1,4 +1,4 @@
-"""OmniReduce: even contiguous ranges, of which non-zero blocks of 256 elements travel; imbalanced by nature."""
+"""OmniReduce: even contiguous ranges, whose non-zero blocks of 256 elements are sent; inherently imbalanced."""
 
 import jax.numpy as jnp
 
@@ -18,6 +18,6 @@ def omnireduce(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, 
     """
     # A non-zero block with its index is COO whose unit is the block.
     blocks, info = sparse_ps(to_blocks(x), axis_name, request)
-    # What the last block is filled up with is no part of the dense tensor.
+    # The padding of the last block is not part of the dense tensor.
     dense = 2 * dense_bytes(x.size, x.dtype, _axis.axis_size(axis_name))
     return from_blocks(blocks, x.shape), info._replace(bytes_dense=jnp.float32(dense))

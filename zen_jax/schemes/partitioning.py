@@ -30,9 +30,9 @@ class Partitioning(ABC):
 
     @abstractmethod
     def indices(self, positions: Array) -> Array:
-        """int32 [n, C]: which unit lies at each of server s's positions in row s of `positions` int32 [n, C].
+        """int32 [n, C]: the unit at each of server s's positions, which are row s of `positions` int32 [n, C].
 
-        They ascend where positions do. Positions beyond those that a server owns name no unit below U.
+        Units ascend where positions do. Positions beyond those that a server owns name no unit below U.
         """
 
 
@@ -55,7 +55,7 @@ class TileRotation(Partitioning):
 
 
 class MurmurTables(Partitioning):
-    """The paper's own: h0 is MurmurHash, Algorithm 1 partitions, and tables (8 bytes a unit) name the positions.
+    """The paper's own: h0 is MurmurHash, Algorithm 1 partitions, and tables (8 bytes per unit) give the positions.
 
     For comparison; units must be fewer than 2**31.
     """
@@ -70,7 +70,7 @@ class MurmurTables(Partitioning):
         found, _, total = kernels.partition(x, 1, self.units)
         held = jnp.arange(self.units, dtype=jnp.int32) < total
         indices = jnp.where(held, found[0], jnp.int32(-1))
-        # With as many serial slots as the bucket has room, Algorithm 1 loses nothing that would fit the bucket.
+        # With as many serial slots as the bucket has room for, Algorithm 1 loses nothing that would fit the bucket.
         memory, counts, _ = kernels.hierarchical_hash(indices, self.n, 2 * capacity, capacity, seed=self.seed)
         buckets = jnp.sort(memory, axis=1)[:, :capacity]
         filled = buckets != hashing.EMPTY_SLOT
@@ -88,7 +88,7 @@ class MurmurTables(Partitioning):
 
 
 class Contiguous(Partitioning):
-    """Even ranges of ceil(U/n) consecutive units, as if non-zeros lay evenly: what the paper shows to be imbalanced."""
+    """Even ranges of ceil(U/n) consecutive units, as if non-zeros lay evenly; imbalanced, as the paper shows."""
 
     def partition(self, x: Array | SparseGradient, capacity: int) -> tuple[Array, Array, Array]:
         ranges = jnp.pad(densified(x), ((0, self.n * self.size - self.units), (0, 0))).reshape(self.n, self.size, -1)
@@ -106,5 +106,5 @@ HASHES: dict[str, type[Partitioning]] = {"tile": TileRotation, "murmur": MurmurT
 
 
 def each_decoded(words: Array, values: Array, size: int) -> Array:
-    """[n, size, D] from bitmaps [n, W] over `size` positions and their units [n, C, D], each by itself."""
+    """[n, size, D] from bitmaps [n, W] over `size` positions and their units [n, C, D], each decoded separately."""
     return jax.vmap(lambda words, values: kernels.hash_bitmap_decode(words[None], values[None], size))(words, values)

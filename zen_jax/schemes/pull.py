@@ -1,6 +1,6 @@
 """Pull formats: how every worker gets all servers' shards.
 
-A shard travels in two messages. The first, the header, has a fixed size and tells how many non-zero units follow, so
+A shard is sent in two messages. The first, the header, has a fixed size and says how many non-zero units follow, so
 that all workers agree on the room for the second, the body.
 """
 
@@ -32,7 +32,7 @@ class PullFormat(ABC):
 
     @property
     def smallest_room(self) -> int:
-        """Units that every body has room for."""
+        """The fewest units that a body has room for."""
         return 1
 
     @abstractmethod
@@ -41,7 +41,7 @@ class PullFormat(ABC):
 
     @abstractmethod
     def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Shard]:
-        """Of the sum: header uint32 [H] without the count, number of non-zero units, what `pack` needs."""
+        """From the sum: header uint32 [H] without the count, number of non-zero units, and what `pack` needs."""
 
     @abstractmethod
     def pack(self, shard: Shard, count: Array, capacity: int) -> Array:
@@ -49,11 +49,11 @@ class PullFormat(ABC):
 
     @abstractmethod
     def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
-        """The whole [U, D] from all servers' headers [n, H] and bodies [n, ...]."""
+        """The whole tensor [U, D] from all servers' headers [n, H] and bodies [n, ...]."""
 
 
 class HashBitmap(PullFormat):
-    """One bit for each unit of the server's own, and the non-zero units: the paper's Algorithm 2."""
+    """One bit for each unit that the server owns, and the non-zero units: the paper's Algorithm 2."""
 
     def message_bytes(self, capacity: int) -> int:
         return hash_bitmap.message_bytes(self.partitioning.size, capacity, self.width, self.dtype)
@@ -71,7 +71,7 @@ class HashBitmap(PullFormat):
 
 
 class Bitmap(HashBitmap):
-    """One bit for each unit of the whole tensor, n times the hash bitmap's, and the non-zero units of the server."""
+    """One bit for each unit of the whole tensor, n times as many as HashBitmap, and the server's non-zero units."""
 
     def message_bytes(self, capacity: int) -> int:
         return hash_bitmap.message_bytes(self.partitioning.units, capacity, self.width, self.dtype)
@@ -107,7 +107,7 @@ class Coo(PullFormat):
 
     def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
         positions, values, counts = coo.unpack(bodies, capacity, self.width, self.dtype)
-        # Servers share no unit: the sum over them only puts units where they belong.
+        # No two servers share a unit: the sum over them only puts units where they belong.
         return kernels.aggregate(self.partitioning.indices(positions), values, counts, self.partitioning.units)
 
 

@@ -1,4 +1,4 @@
-"""Push: every worker's buckets go to their servers, each of which sums what it gets into its shard, in worker order."""
+"""Push: every worker sends its buckets to their servers, which sum what they get into their shards in worker order."""
 
 from typing import NamedTuple, Protocol
 
@@ -14,7 +14,7 @@ PUSH_FORMATS = ("coo", "bitmap", "auto")
 
 
 class Received(Protocol):
-    """What a server got from all workers, to be taken as the pull needs it."""
+    """What a server received from all workers, in the form that the pull needs."""
 
     def shard(self) -> Array:
         """The sum [T, D]."""
@@ -24,7 +24,7 @@ class Received(Protocol):
 
 
 class Messages(NamedTuple):
-    """COO messages of n workers: with a sparse pull their sum is never written as a shard."""
+    """COO messages from n workers; with a sparse pull, their sum is never written as a shard."""
 
     positions: Array  # int32 [n, C]
     values: Array  # [n, C, D]
@@ -52,7 +52,7 @@ class Summed(NamedTuple):
 
 
 def message_format(push_format: str, size: int, capacity: int, width: int, dtype: jnp.dtype) -> tuple[str, int]:
-    """The format, "auto" decided, of a message to one server of `size` units, with room for `capacity`; its bytes."""
+    """The format ("auto" resolved) of a message with room for `capacity` to a server of `size` units, and its bytes."""
     each = {
         "coo": coo.message_bytes(capacity, width, dtype),
         "bitmap": bitmap.message_bytes(size, capacity, width, dtype),
@@ -74,7 +74,7 @@ def push(
       divisor: what sums are divided by.
 
     Returns:
-      What this server got, whose sum is its shard [T, D].
+      What this server received, whose sum is its shard [T, D].
     """
     positions, values, counts = buckets
     width, dtype = values.shape[2], values.dtype

@@ -1,4 +1,4 @@
-"""The schemes by name, each with one signature, and how many exchanges a capacity can be given for."""
+"""The schemes by name, all with one signature, and for how many exchanges each takes a capacity."""
 
 from collections.abc import Callable, Sized
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from zen_jax.schemes.request import Scheme
 
 class _Entry(NamedTuple):
     run: Scheme
-    exchanges: Callable[[int], int | None]  # of n workers; None where a scheme has no use for capacities
+    exchanges: Callable[[int], int | None]  # of n workers; None for a scheme that ignores capacities
     takes_sparse: bool = False  # whether the units may be a `SparseGradient`
 
 
@@ -37,13 +37,13 @@ def names() -> tuple[str, ...]:
 
 
 def get(name: str) -> Scheme:
-    """The scheme called `name`; a ValueError lists the names where there is none."""
+    """The scheme called `name`; raises a ValueError that lists the names if there is none."""
     check_choice("scheme", name, names())
     return _SCHEMES[name].run
 
 
 def takes_sparse(name: str) -> bool:
-    """Whether a scheme moves a `SparseGradient` without making an array of it."""
+    """Whether a scheme moves a `SparseGradient` without densifying it."""
     check_choice("scheme", name, names())
     return _SCHEMES[name].takes_sparse
 

@@ -1,4 +1,4 @@
-"""What a scheme needs to know beside the units and the axis."""
+"""What a scheme needs to know besides the units and the axis."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from zen_jax.info import Info
 
 
 class Request(NamedTuple):
-    """The arguments of `all_reduce` that schemes read; each ignores those that it has no use for."""
+    """The arguments of `all_reduce` that schemes read; each scheme ignores those that it does not need."""
 
     op: str = "mean"
     capacity: tuple[int | None, ...] = ()
@@ -21,7 +21,7 @@ class Request(NamedTuple):
     intra_axis: AxisName | None = None  # of a machine's devices, which all take the same branches
 
     def planned(self, exchange: int) -> int | None:
-        """Units expected in the fullest message of a scheme's exchange, counted from 0; None where nobody said."""
+        """Units expected in the fullest message of a scheme's exchange, counted from 0; None if not given."""
         return self.capacity[exchange] if exchange < len(self.capacity) else None
 
     def divisor(self, n: int) -> int:
@@ -29,10 +29,10 @@ class Request(NamedTuple):
         return n if self.op == "mean" else 1
 
     def agreed(self, counts: Array) -> Array:
-        """Counts that all workers know, as the largest of any device of a machine: what branches are taken by."""
-        # Devices of one program that took different branches could wait for each other.
+        """Counts that all workers know, maximised over a machine's devices; they decide which branch is taken."""
+        # Devices of one program that took different branches could deadlock.
         return counts if self.intra_axis is None else lax.pmax(counts, self.intra_axis)
 
 
 Scheme = Callable[[Array, AxisName, Request], tuple[Array, Info]]
-"""From this worker's units [U, m] to the reduced [U, m], bitwise equal on all workers, and what it took."""
+"""Maps this worker's units [U, m] to the reduced [U, m], bitwise equal on all workers, and its `Info`."""

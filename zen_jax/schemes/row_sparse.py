@@ -1,4 +1,4 @@
-"""Balanced Parallelism for gradients that name their rows: no worker or server ever holds a dense one.
+"""Balanced Parallelism for gradients that name their rows: no worker or server ever holds a dense gradient.
 
 Rows are hashed to servers as zen hashes its units. Messages are COO both ways, because a bitmap grows with the table.
 """
@@ -28,21 +28,21 @@ Listed = tuple[Array, Array, Array]
 def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Request) -> tuple[RowSparseGradient, Info]:
     """All-reduces a row-sparse gradient. Sums run in worker order; nothing is ever dropped.
 
-    Time, memory and traffic grow with K, the rows that a worker may touch, and not with V. A row that some worker
-    touched is in the result even if its sum is zero.
+    Time, memory and traffic grow with K, the rows that a worker may touch, not with V. A row that any worker touched is
+    in the result even if its sum is zero.
 
     Args:
-      gradient: this worker's, of K entries on every worker.
+      gradient: this worker's gradient, with K entries on every worker.
       axis_name: the workers' axis.
       request: op and seed; formats and capacities are not read.
 
     Returns:
-      The reduced gradient with min(n K, V) entries, none where rows are empty, bitwise equal on all workers, and what
-      it took.
+      The reduced gradient with min(n K, V) entries (none if rows are empty), bitwise equal on all workers, and its
+      `Info`.
     """
     gradient = intact(gradient)
     if gradient.size == 0:
-        # Nothing would travel, and ids alone differ between workers.
+        # Nothing would be sent, and the ids by themselves differ between workers.
         gradient = replace(gradient, ids=gradient.ids[:0], rows=gradient.rows[:0])
     n = _axis.axis_size(axis_name)
     if n == 1 or gradient.ids.size == 0:
@@ -82,7 +82,7 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     ascending = jnp.argsort(ids)
     ids = ids[ascending]
     used = ids < total_rows
-    # Memory behind what was unpacked stays as it was, unread.
+    # Memory beyond what was unpacked stays untouched and unread.
     reduced = jnp.where(used[:, None], reduced[jnp.where(used, ascending, 0)], jnp.zeros((), dtype))
 
     pushed = [coo.message_bytes(c, width, dtype) + COUNT_BYTES for c in push_rungs]
@@ -93,15 +93,15 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
 
 
 def _rungs(top: int, n: int, unit_bytes: int) -> tuple[int, ...]:
-    """The ladder without the sizes for steps of which fewer than an eighth of the ids differ."""
+    """The ladder without the sizes for steps in which fewer than an eighth of the ids are distinct."""
     least = -(-top // (8 * n))
     return tuple(capacity for capacity in ladder(top, None, unit_bytes) if capacity >= least)
 
 
 def _merge(messages: Listed, room: int, *, unused: int, divisor: int) -> Listed:
-    """Sums n messages in their order by key: keys int32 [room], ascending, sums [room, D], and how many there are.
+    """Sums n messages by key, in message order: keys int32 [room], ascending, sums [room, D], and their number.
 
-    Keys ascend within a message and lie below `unused`, which stands beyond the count; at most `room` differ.
+    Keys ascend within a message and lie below `unused`, which fills entries beyond the count; at most `room` differ.
     """
     keys, values, counts = messages
     unique, slots, count = kernels.unique_ids(keys.reshape(-1), unused)

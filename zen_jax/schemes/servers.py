@@ -1,6 +1,6 @@
-"""The exchange of every scheme with servers: push to them, aggregation, and pull.
+"""The exchange of every scheme with servers: push, aggregation, and pull.
 
-What the paper calls Point-to-point, One-shot aggregation and Parallelism; the partitioning decides about the balance.
+The paper calls this Point-to-point, One-shot aggregation and Parallelism; the partitioning determines the balance.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from zen_jax.schemes.request import Request
 from zen_jax.sparse import SparseGradient, is_sparse
 from zen_jax.trees import densified
 
-COUNT_BYTES = 8  # what the agreement on the push capacity moves, from each worker to each
+COUNT_BYTES = 8  # sent from each worker to each to agree on the push capacity
 
 Buckets = tuple[Array, Array, Array]
 
@@ -41,18 +41,18 @@ def reduce_on_servers(
 
     Nothing is ever dropped: a message that outgrows a rung of the capacity ladder takes the next one, and the last
     holds every unit. With `dense_fallback` the ladder ends where sparse traffic could exceed dense traffic, and
-    `dense_ordered` takes over; so it does from the start where 32 bits cannot name the units. Sums run in worker order
-    on every path.
+    `dense_ordered` takes over, as it does from the start if 32 bits cannot name the units. Sums run in worker order on
+    every path.
 
     Args:
       x: float [U, m], this worker's gradient cut into units; or a `SparseGradient` of shape [U, 1].
       axis_name: the workers' axis.
-      assign: from U units and n servers to which server owns which unit.
+      assign: maps U units and n servers to an assignment of units to servers.
       request: op, formats, and the units expected in the fullest push and pull message.
       dense_fallback: whether to go dense when sparse messages would move more bytes.
 
     Returns:
-      The reduced [U, m], bitwise equal on all workers, and what it took.
+      The reduced [U, m], bitwise equal on all workers, and its `Info`.
 
     Source: ZEN (OSDI 2025), section 3.
     """
@@ -69,7 +69,7 @@ def reduce_on_servers(
     if top == 0:
         return dense_ordered(densified(x), axis_name, request)
     if is_sparse(x):
-        # What a list has no room for needs neither rungs nor a dense branch.
+        # More units than a list has room for need neither rungs nor a dense branch.
         dense_fallback &= x.room > top
         top = min(top, x.room)
     *buckets, counts = partitioning.partition(x, top)
@@ -78,7 +78,7 @@ def reduce_on_servers(
     if not dense_fallback:
         return exchange()
 
-    # Along an axis beside that of the workers the statistics vary where gradients do.
+    # Along axes other than the workers', the statistics vary where gradients do.
     typed = partial(jax.tree.map, partial(_axis.varying_like, like=push_stats["density"]))
 
     def sparse(_: Array | SparseGradient) -> tuple[Array, Info]:
@@ -94,19 +94,19 @@ def reduce_on_servers(
 
 
 def _named(units: int, n: int, request: Request) -> tuple[int, str]:
-    """How many units 32 bits must name, and what names them: each server its own, or all units are named at once."""
+    """How many units 32 bits must name, and what names them: each server its own units, or one numbering for all."""
     if request.hash == "murmur" or request.pull_format in ("coo", "bitmap"):
         return units, f"hash={request.hash!r} with pull_format={request.pull_format!r}"
     return -(-units // n), f"each of {n} servers"
 
 
 def push_bytes(push_format: str, pull: PullFormat, capacity: int) -> int:
-    """Bytes to one server, with room for `capacity` of the units that `pull` sends back, and of agreeing on it."""
+    """Bytes to one server: a message with room for `capacity` of the units that `pull` returns, and agreeing on it."""
     return message_format(push_format, pull.partitioning.size, capacity, pull.width, pull.dtype)[1] + COUNT_BYTES
 
 
 def sparse_limit(push_format: str, pull: PullFormat) -> int:
-    """The largest push capacity with which push and pull cannot move more bytes than a dense all-reduce."""
+    """The largest push capacity at which push and pull cannot move more bytes than a dense all-reduce."""
     n, size = pull.partitioning.n, pull.partitioning.size
 
     def moved(capacity: int) -> int:
@@ -121,7 +121,7 @@ def sparse_limit(push_format: str, pull: PullFormat) -> int:
 
 
 def agree_on_push(counts: Array, units: int, axis_name: AxisName, request: Request) -> tuple[Array, dict[str, Array]]:
-    """The fullest push message of any worker, and the statistics of Info that are known by then."""
+    """The units in the fullest push message of any worker, and the statistics of Info that are known by then."""
     # One tiny collective carries the exact maximum and, as float bits, the total.
     total_bits = lax.bitcast_convert_type(jnp.sum(counts, dtype=jnp.float32), jnp.int32)
     table = _axis.all_gather(jnp.stack([jnp.max(counts), total_bits]), axis_name)
@@ -145,7 +145,7 @@ def _exchange_sparse(
     axis_name: AxisName,
     request: Request,
 ) -> tuple[Array, Info]:
-    """Push, aggregation and pull of buckets of which the fullest holds no more than `top`."""
+    """Push, aggregation and pull of buckets, the fullest of which holds at most `top` units."""
     partitioning, width, dtype = pull.partitioning, pull.width, pull.dtype
     n, size, unit_bytes = partitioning.n, partitioning.size, width * dtype.itemsize
     push_rungs = ladder(top, request.planned(0), unit_bytes)
@@ -162,7 +162,7 @@ def _exchange_sparse(
 
     push_rung = rung_for(fullest, push_rungs)
     words, count, shard = lax.switch(push_rung, [partial(push_with, c) for c in push_rungs], *buckets)
-    # The count goes with the header: one collective less.
+    # The count goes with the header, which saves a collective.
     headers, shard_counts = hash_bitmap.unpack_bitmap(
         _axis.all_gather(hash_bitmap.pack_bitmap(words, count), axis_name)
     )
@@ -186,7 +186,7 @@ def exchange_info(
     pulled: tuple[list[int], Array],
     stats: dict[str, Array],
 ) -> Info:
-    """Info of [U, m] that n servers reduced: their non-zero units, bytes to and from one by rung, and what is known."""
+    """Info of a [U, m] reduced by n servers, from their non-zero units, bytes to and from one by rung, and `stats`."""
     n, reduced_units = shard_counts.size, jnp.sum(shard_counts, dtype=jnp.float32)
     return make_info(
         density_reduced=density(reduced_units, shape[0]),

@@ -18,13 +18,13 @@ from zen_jax.schemes.dense import dense_bytes, divide
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
 from zen_jax.schemes.request import Request
 
-# Each of log2 n stages compiles its own ladder: with rungs as near each other as those of schemes with one exchange,
-# compiling would take log2 n times as long.
+# Each of log2 n stages compiles its own ladder: with rungs as close as in schemes with one exchange, compiling would
+# take log2 n times as long.
 UNPLANNED_RATIO = 2.0
 
 
 class _Stage(NamedTuple):
-    """Who sends to whom, (source, target). Only the first `alive` workers hold sums of interest."""
+    """Who sends to whom, as (source, target). Only the first `alive` workers hold sums that matter."""
 
     kind: str  # "fold", "double" or "return"
     pairs: tuple[tuple[int, int], ...]
@@ -32,7 +32,7 @@ class _Stage(NamedTuple):
 
 
 def stages(n: int) -> list[_Stage]:
-    """Workers beyond a power of two first fold theirs into another's and at the end get the result back.
+    """Workers beyond a power of two first fold their sums into another worker's, and get the result back at the end.
 
     >>> [(stage.kind, stage.pairs) for stage in stages(3)]
     [('fold', ((2, 0),)), ('double', ((0, 1), (1, 0))), ('return', ((0, 2),))]
@@ -57,10 +57,10 @@ def dense_from(units: int, unit_bytes: int) -> int:
 def sparcml(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
     """All-reduces units [U, m]. Every worker adds the same partial sums in the same order, that of its tree.
 
-    Partial sums travel in the dtype that they accumulate in, so 16-bit floats move as float32 and round once. A partial
-    sum goes dense where two workers' units together could fill as many bytes as the dense tensor, and all workers' do
-    then, because all must run one collective. The result's way back to the workers beyond a power of two is pull, all
-    else is push: for each stage the bytes that one worker of it sends.
+    Partial sums travel in the dtype that they accumulate in, so 16-bit floats move as float32 and round once. If two
+    workers' units together could fill as many bytes as the dense tensor, all workers' partial sums go dense, because
+    all must run one collective. Returning the result to the workers beyond a power of two counts as pull, all else as
+    push: for each stage, the bytes that one of its workers sends.
 
     Source: SparCML (SC 2019), SSAR recursive doubling; ZEN (OSDI 2025), sections 2.3 and 2.4.
     """
@@ -86,7 +86,7 @@ def sparcml(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Inf
 
 
 class _Sent(NamedTuple):
-    """What a stage did: scalars, but for the counts."""
+    """What a stage did: scalars, except for the counts."""
 
     counts: Array  # int32 [n], each worker's non-zero units before the stage
     bytes: Array  # that one worker sent
@@ -116,9 +116,9 @@ def _run(
 
     positions, values, count = kernels.partition(total, 1, top)
     counts = _axis.all_gather(jnp.where(alive, count[0], 0), axis_name)
-    # A permute involves every device of the program, also those beside the workers' axis.
+    # A permute involves every device of the program, including those along other axes.
     most = _axis.largest_beside(request.agreed(counts), _axis.joined(axis_name, request.intra_axis))
-    # The lower worker's goes first, on both sides: equal bits even where NaNs meet.
+    # The lower worker's sum goes first on both sides, so that the bits are equal even where NaNs meet.
     mine_first = me < source
 
     def sparse(capacity: int, total: Array, positions: Array, values: Array, count: Array) -> Array:

@@ -16,7 +16,7 @@ from zen_jax.kernels.error_feedback import clamped
 from zen_jax.sparse import SparseGradient
 from zen_jax.transforms import feedback
 
-EXCESS = 1.3  # how far above its share of elements a threshold may go before it is adapted
+EXCESS = 1.3  # a threshold that sends more than this multiple of its share of elements is adapted
 
 
 class DgcState(NamedTuple):
@@ -24,7 +24,7 @@ class DgcState(NamedTuple):
 
     count: Array  # int32 [], steps taken
     velocity: PyTree  # momentum of every leaf, of the gradients' shapes
-    residual: PyTree  # velocities not sent yet; None for leaves that travel dense
+    residual: PyTree  # velocities not sent yet; None for leaves that are sent dense
 
 
 def dgc(
@@ -36,7 +36,7 @@ def dgc(
     model_axis: AxisName | None = None,
     compact: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Deep Gradient Compression: sends the largest accumulated velocities, keeps the rest.
+    """Deep Gradient Compression: sends the largest accumulated velocities and keeps the rest.
 
     Leaves of two or more dimensions are sparsified; biases and scales go dense, with plain momentum. For gradient g:
 
@@ -46,34 +46,34 @@ def dgc(
         residual = total - sent
         velocity = 0 where sent                         momentum factor masking
 
-    Momentum lives here, so the optimizer behind must have none: `optax.chain(zen.dgc(...), zen.synchronize(axis,
-    unit="element"), optax.sgd(rate))`. Weight decay goes behind `synchronize`, too.
+    Momentum is applied here, so the optimizer after it must have none: `optax.chain(zen.dgc(...), zen.synchronize(axis,
+    unit="element"), optax.sgd(rate))`. Weight decay also goes after `synchronize`.
 
-    The threshold comes from a sample of a hundredth and is adapted until it sends at least k = ceil(density * size)
-    elements and at most 1.3 k; of equal magnitudes that would exceed this, the first are sent. (The original stops
-    after ten adaptations and cuts off what lies last.) Elements that are not finite are sent beyond k, and momentum and
-    residual stay finite.
+    The threshold comes from a sample of a hundredth of the elements and is adapted until it sends at least
+    k = ceil(density * size) elements and at most 1.3 k; if equal magnitudes would exceed this, the first of them are
+    sent. (The original stops after ten adaptations and cuts off the last elements.) Non-finite elements are sent even
+    beyond that, and momentum and residual stay finite.
 
     Args:
-      density: share of the elements to send, above 0 and at most 1, or a schedule from the step count to it:
+      density: share of the elements to send, above 0 and at most 1, or a schedule from the step count to this share:
         see `warmup_density`.
       momentum: 0 to below 1.
-      clip_norm: bound on the norm of the whole, reduced gradient: before it is accumulated, each worker's gradient is
-        scaled down to a norm of clip_norm / sqrt(n).
-      axis_name: the axis of the n workers; needed with clip_norm only.
-      model_axis: axis of tensor parallelism. A leaf's shards share one threshold, from samples gathered over the
-        axis, and k counts the whole leaf. In the clipped norm a leaf that is replicated over the axis counts once for
-        each device.
-      compact: as in `top_k`, with room for 1.3 k. It needs a density that is a number: warm up without, the state is
+      clip_norm: bound on the norm of the whole reduced gradient: before accumulation, each worker's gradient is scaled
+        down to a norm of at most clip_norm / sqrt(n).
+      axis_name: the axis of the n workers; needed only with clip_norm.
+      model_axis: the axis of tensor parallelism. A leaf's shards share one threshold, from samples gathered over the
+        axis, and k counts the whole leaf. In the clipped norm, a leaf that is replicated over the axis counts once per
+        device.
+      compact: as in `top_k`, with room for 1.3 k. The density must be a number: warm up without `compact`; the state is
         the same.
 
     Returns:
-      An `optax.GradientTransformationExtraArgs` with `DgcState`: sent + residual is last residual + velocity, to the
-      bit. State of 16-bit floats is float32 and keeps what rounding cuts off, too. State differs between workers.
+      An `optax.GradientTransformationExtraArgs` with `DgcState`: sent + residual equals last residual + velocity
+      bitwise. State of 16-bit floats is float32 and also keeps what rounding cuts off. State differs between workers.
 
     Raises:
-      ValueError: for a density, momentum or clip_norm out of range, clip_norm without axis_name, or a compact schedule;
-        at init or update for leaves that are no floats; at update for an axis that is not bound.
+      ValueError: for a density, momentum or clip_norm out of range, clip_norm without axis_name, or a schedule with
+        `compact`; at init or update for leaves that are not floats; at update for an axis that is not bound.
 
     >>> import jax.numpy as jnp
     >>> sparsifier = dgc(density=0.25, momentum=0.5)
@@ -137,12 +137,12 @@ def dgc(
 
 
 def warmup_density(density: float, steps: int, stages: int = 5) -> Callable[[Array], Array]:
-    """A schedule for `dgc` that lowers the density exponentially, so that early, fast-changing gradients go whole.
+    """A schedule for `dgc` that lowers the density exponentially, to send more of early, fast-changing gradients.
 
     Args:
       density: the density from step `steps` on, above 0 and at most 1.
-      steps: how many steps the warm-up takes; DGC takes four or five epochs.
-      stages: of equal length; in stage i (0 first) the density is density ** ((i + 1) / (stages + 1)).
+      steps: how many steps the warm-up takes; DGC uses four or five epochs.
+      stages: number of stages of equal length; in stage i (from 0) the density is density ** ((i + 1) / (stages + 1)).
 
     Returns:
       A function from the step count (int32 []) to the density (float32 []).
@@ -180,9 +180,9 @@ def _check(momentum: float, clip_norm: float | None, axis_name: AxisName | None)
 
 
 def _bounds(share: float | Array, size: int) -> tuple[Array | int, Array | int]:
-    """The fewest and the most elements to send of a leaf, over all its shards."""
+    """The fewest and most elements to send of a leaf, over all its shards."""
     if isinstance(share, float | int):
-        share = feedback.check_density(share)  # a schedule's may be anything
+        share = feedback.check_density(share)  # a schedule may return anything
         least = feedback.kept(share, size)
         return least, min(int(EXCESS * least), size)
     share, rest = jnp.clip(jnp.asarray(share, jnp.float32), 0, 1), size % 4096
@@ -195,11 +195,11 @@ def _bounds(share: float | Array, size: int) -> tuple[Array | int, Array | int]:
 
 
 def _clip_factor(updates: PyTree, clip_norm: float, axis_name: AxisName, model_axis: AxisName | None) -> Array:
-    """What to multiply a worker's gradients with: the same on all its shards, and 1 if an element is not finite."""
+    """What to multiply a worker's gradients by: the same on all its shards, and 1 if an element is not finite."""
     dtype = jnp.result_type(jnp.float32, *jax.tree.leaves(updates))
     least = jnp.finfo(dtype).tiny
     leaves = [jnp.asarray(leaf, dtype) for leaf in jax.tree.leaves(updates)]
-    # Squares would overflow; those of shares of the largest do not. The least normal float stands in for zero.
+    # Squares would overflow; squares relative to the largest do not. The smallest normal float stands in for zero.
     largest = [least, *(jnp.max(jnp.abs(leaf), initial=0) for leaf in leaves)]
     largest = functools.reduce(jnp.maximum, largest)
     if model_axis is not None:
@@ -208,7 +208,7 @@ def _clip_factor(updates: PyTree, clip_norm: float, axis_name: AxisName, model_a
     if model_axis is not None:
         squared = lax.psum(squared, model_axis)
     limit = dtype.type(clip_norm / math.sqrt(_axis.axis_size(axis_name)))
-    # A subnormal factor would count as zero, and the gradient be lost.
+    # A subnormal factor would count as zero, and the gradient would be lost.
     factor = jnp.clip(limit / largest / jnp.sqrt(squared), least, dtype.type(1))
-    # What is not finite may be lost to the maximum, but not to the sum.
+    # The maximum may miss a non-finite element, but the sum does not.
     return jnp.where(jnp.isfinite(squared), factor, dtype.type(1))

@@ -1,4 +1,4 @@
-"""What the sparsifiers share: residuals, leaf by leaf, and the share to send."""
+"""What the sparsifiers have in common: residuals, leaf by leaf, and the share of elements to send."""
 
 import math
 from collections.abc import Callable
@@ -22,9 +22,9 @@ from zen_jax.trees import is_sparse_leaf, named_leaves
 
 
 def zeros(params: PyTree) -> PyTree:
-    """An empty residual for every leaf: in its dtype, or in float32 for 16-bit floats.
+    """A residual of zeros for every leaf: in its dtype, or in float32 for 16-bit floats.
 
-    In 16 bits small gradients would vanish beside a residual that has grown, and with them what they add up to.
+    In 16 bits, small gradients added to a large residual would be rounded away, and so would their sum.
     """
     for name, leaf in named_leaves(params):
         errors.check_float(name, leaf.dtype)
@@ -32,7 +32,7 @@ def zeros(params: PyTree) -> PyTree:
 
 
 def map_leaves(fun: Callable[..., tuple], updates: PyTree, *states: PyTree) -> tuple[PyTree, ...]:
-    """fun(name, update, *state) -> results for every leaf; returns a tree of each result, of the updates' structure."""
+    """Maps fun(name, update, *state) -> results over all leaves; returns a tree like the updates for each result."""
     treedef = jax.tree.structure(updates, is_leaf=is_sparse_leaf)
     results = []
     for (name, leaf), *state in zip(named_leaves(updates), *map(treedef.flatten_up_to, states), strict=True):
@@ -58,9 +58,9 @@ def send(
     model_axis: AxisName | None = None,
     **how: Any,
 ) -> tuple[Array | SparseGradient, Array, Array | None]:
-    """As `send_largest`; compact, a leaf that `synchronize` does not fuse is sent as a list with room for `most`.
+    """As `send_largest`; if `compact`, a leaf that `synchronize` does not fuse is sent as a list with room for `most`.
 
-    With a model axis `least` and `most` are of all its shards, which are of equal size, and pure JAX does the work.
+    With a model axis, `least` and `most` are for all its shards, which are of equal size, and pure JAX does the work.
     """
     compact = compact and update.nbytes >= DENSE_BELOW
     if model_axis is not None:
@@ -75,7 +75,7 @@ def send(
 
 
 def kept(density: float, size: int) -> int:
-    """ceil(density * size), with the density taken as it is written.
+    """ceil(density * size), with the density taken exactly as it is written.
 
     >>> kept(0.07, 100), kept(0.001, 5), kept(0.01, 0)
     (7, 1, 0)
@@ -84,7 +84,7 @@ def kept(density: float, size: int) -> int:
 
 
 def check_density(density: Any) -> float:
-    """The density as a float, or a ValueError."""
+    """The density as a float; a ValueError if it is invalid."""
     if not errors.is_number(density) or not 0 < density <= 1:
         raise ValueError(f"density={density!r} must be a number above 0 and at most 1: the share of elements to send.")
     return float(density)

@@ -23,10 +23,10 @@ class RandomKState(NamedTuple):
 def random_k(density: float, seed: int = 0) -> optax.GradientTransformationExtraArgs:
     """Sends k random elements of every leaf and keeps the rest for later steps (error feedback).
 
-    k is exactly ceil(density * size). The choice depends on the seed, the step and the leaf's name alone, so all
-    workers send the same elements without having to agree on them: the reduced gradient is no denser than one's,
-    where independent choices would fill it up to n times. Elements that are not finite are sent beyond k.
-    Put it before `synchronize(..., unit="element")`.
+    k is exactly ceil(density * size). The choice depends only on the seed, the step and the leaf's name, so all workers
+    send the same elements without having to agree on them: the reduced gradient is no denser than one worker's, whereas
+    independent choices could make it up to n times as dense. Non-finite elements are sent even beyond k. Put it before
+    `synchronize(..., unit="element")`.
 
     Args:
       density: share of every leaf's elements to send, above 0 and at most 1.
@@ -36,7 +36,7 @@ def random_k(density: float, seed: int = 0) -> optax.GradientTransformationExtra
       An `optax.GradientTransformationExtraArgs` with `RandomKState`; residuals are as in `top_k`.
 
     Raises:
-      ValueError: for a density outside (0, 1] or a seed that is no uint32; at init or update for leaves that are no
+      ValueError: for a density outside (0, 1] or a seed that is not a uint32; at init or update for leaves that are not
         floats.
 
     >>> import jax.numpy as jnp

@@ -48,31 +48,31 @@ def synchronize(
 ) -> optax.GradientTransformationExtraArgs:
     """Reduces every worker's gradients over a named axis: put it first in an `optax.chain`, in place of `pmean`.
 
-    Every leaf of at least `dense_below` bytes is an `all_reduce` of its own; the smaller ones are fused by dtype into
-    buckets and travel dense. A `SparseGradient` comes out as an array. A `RowSparseGradient` travels as it is, whatever
-    the scheme, unit and plan, and holds the rows that any worker touched afterwards. None leaves and `optax.MaskedNode`
-    are left alone.
+    Every leaf of at least `dense_below` bytes gets its own `all_reduce`; smaller leaves are fused by dtype into buckets
+    and sent dense. A `SparseGradient` comes out as an array. A `RowSparseGradient` is sent as it is, whatever the
+    scheme, unit and plan; afterwards it holds the rows that any worker touched. None leaves and `optax.MaskedNode` are
+    left alone.
 
     Args:
-      axis_name: the axis of shard_map, pmap or vmap(axis_name=...) that the workers lie on.
+      axis_name: the workers' axis of shard_map, pmap or vmap(axis_name=...).
       op: "mean" or "sum".
-      scheme: as in `all_reduce`. Under "dense" fused buckets take `psum`, else they too are summed in worker order.
+      scheme: as in `all_reduce`. Under "dense", fused buckets use `psum`; otherwise they are summed in worker order.
       unit: as in `all_reduce`.
-      plan: a `Plan`, which says scheme, unit, formats, capacities and buckets by leaf in place of `scheme`, `unit`,
-        `bucket_bytes` and `dense_below`; or a `Profiler`, which watches gradients that are synchronised without one.
+      plan: a `Plan`, which sets scheme, unit, formats, capacities and buckets by leaf in place of `scheme`, `unit`,
+        `bucket_bytes` and `dense_below`; or a `Profiler`, which watches gradients that are synchronised without a plan.
         The state fits any plan.
       bucket_bytes: largest bucket of fused leaves.
       dense_below: leaves of fewer bytes than this are fused.
       seed: seed of the hash, the same on every worker.
-      intra_axis: as in `all_reduce`: the axis of one machine's devices, where `axis_name` is that of machines. A plan
-        is then one for machines. A `RowSparseGradient` takes every device for a worker.
+      intra_axis: as in `all_reduce`: the axis of a machine's devices, if `axis_name` is the axis of machines. A plan is
+        then one for machines. For a `RowSparseGradient`, every device is a worker.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` with `SynchronizeState`.
 
     Raises:
-      ValueError: here for unknown names or an axis given twice; at init or update for leaves that are no floats, a plan
-        for other shapes, an axis that is not bound, or gradients that are already reduced.
+      ValueError: at construction for unknown names or an axis given twice; at init or update for leaves that are not
+        floats, a plan for other shapes, an axis that is not bound, or gradients that are already reduced.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> optimizer = optax.chain(synchronize("data"), optax.sgd(1.0))
@@ -104,7 +104,7 @@ def synchronize(
             plan.check(named, n, seed)
 
     def info_names(named: list[tuple[str, Leaf]]) -> list[str]:
-        """Whatever the plan, so that a state fits any."""
+        """The same whatever the plan, so that a state fits any."""
         return list(dict.fromkeys(FUSED if leaf.nbytes < dense_below else name for name, leaf in named))
 
     def init(params: PyTree) -> SynchronizeState:
@@ -142,7 +142,7 @@ def synchronize(
                 flat, info = reduce(flat, **routes[bucket[0]].options)
                 for name, part in zip(bucket, parts, strict=True):
                     reduced[name], flat = flat[: part.size].reshape(part.shape), flat[part.size :]
-                # Under a name that the state lacks, if any leaf has one: those were fused at init.
+                # Use a name that the state lacks, if any leaf has one: such leaves were fused at init.
                 infos.append((next((name for name in bucket if name not in names), bucket[0]), info))
             for name, leaf in named:
                 if name in reduced:
@@ -160,15 +160,18 @@ def synchronize(
 
 
 class _Unplanned(NamedTuple):
-    """How a leaf travels without a plan: as much of a `LeafPlan` as reducing it takes."""
+    """How a leaf is sent without a plan: what reducing it needs of a `LeafPlan`."""
 
     options: dict[str, Any]
     bucket: int | None = None
 
 
 def _by_bucket(routes: Mapping[str, LeafPlan | _Unplanned], leaves: Mapping[str, Leaf]) -> list[list[str]]:
-    """The leaves that travel as one, for each bucket in order. Shards of a model axis travel apart from the rest: in
-    one array with them, leaves that are alike on that axis would no longer be known to be."""
+    """The leaves that are sent as one, for each bucket in order.
+
+    Shards of a model axis are sent separately: in one array with them, leaves that are equal along that axis would no
+    longer be known to be.
+    """
     found: dict[tuple[int, tuple[str, ...]], list[str]] = {}
     for name, leaf in leaves.items():
         if routes[name].bucket is not None:
@@ -178,7 +181,7 @@ def _by_bucket(routes: Mapping[str, LeafPlan | _Unplanned], leaves: Mapping[str,
 
 
 def _by_name(infos: list[tuple[str, Info]], names: Iterable[str]) -> dict[str, Info]:
-    """Under the names that the state has, by whatever leaves a plan has fused since `init`, or taken apart."""
+    """Info under the names in the state, whichever leaves a plan has fused or separated since `init`."""
     found: dict[str, list[Info]] = {name: [] for name in names}
     for name, info in infos:
         known = name if name in found else FUSED
@@ -192,7 +195,7 @@ def _by_name(infos: list[tuple[str, Info]], names: Iterable[str]) -> dict[str, I
 
 
 def _largest_beside(info: dict[str, Info], axes: AxisName) -> dict[str, Info]:
-    """The largest over other axes of an enclosing shard_map, whose shards of tensor parallelism differ."""
+    """The largest over the other axes of an enclosing shard_map, whose tensor-parallel shards differ."""
     leaves, treedef = jax.tree.flatten(info)
     if not leaves or not _axis.beside(axes):
         return info

@@ -19,17 +19,17 @@ class ThresholdState(NamedTuple):
 def threshold(value: float) -> optax.GradientTransformationExtraArgs:
     """Sends every element that has grown to a magnitude of `value` and keeps the rest for later steps.
 
-    The cheapest sparsifier: one pass over the data, and no density to keep. Elements that are not finite are sent too.
+    The cheapest sparsifier: one pass over the data, and no density to maintain. Non-finite elements are sent too.
     Put it before `synchronize(..., unit="element")`.
 
     Args:
-      value: the least magnitude to send, finite and above 0.
+      value: the smallest magnitude to send, finite and above 0.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` with `ThresholdState`; residuals are as in `top_k`.
 
     Raises:
-      ValueError: for a value that is not finite or not above 0; at init or update for leaves that are no floats.
+      ValueError: for a value that is not finite or not above 0; at init or update for leaves that are not floats.
 
     >>> import jax.numpy as jnp
     >>> sparsifier = threshold(1.0)

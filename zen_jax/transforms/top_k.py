@@ -18,23 +18,24 @@ class TopKState(NamedTuple):
 def top_k(density: float, *, compact: bool = False) -> optax.GradientTransformationExtraArgs:
     """Sends the k largest magnitudes of every leaf and keeps the rest for later steps (error feedback).
 
-    k is exactly ceil(density * size); of equal magnitudes those of lowest index go first. Elements that are not finite
-    are sent beyond k, so that the residual stays finite. Put it before `synchronize(..., unit="element")`: its default
-    unit would send whole blocks of columns for an element of theirs.
+    k is exactly ceil(density * size); of equal magnitudes, those of lowest index go first. Non-finite elements are sent
+    even beyond k, so that the residual stays finite. Put it before `synchronize(..., unit="element")`: the default unit
+    would send a whole block of columns for a single element.
 
     Args:
       density: share of every leaf's elements to send, above 0 and at most 1.
-      compact: whether to hand leaves of at least 1 MiB on as a `SparseGradient`, which saves a pass over them on CPUs
-        and gives the same result, to the bit. It travels by elements, whatever the unit, and nothing but `synchronize`
-        may follow. Its list has room for k: of more elements that are not finite the first k are sent, so that whoever
-        guards the training sees them, and the others are dropped.
+      compact: whether to pass on leaves of at least 1 MiB as a `SparseGradient`, which saves a pass over them on CPUs
+        and gives the same result, bit for bit. It is sent by elements, whatever the unit, and only `synchronize` may
+        follow. Its list has room for k: of more than k non-finite elements, the first k are sent, so that a check for
+        them sees them, and the others are dropped.
 
     Returns:
-      An `optax.GradientTransformationExtraArgs` with `TopKState`: sent + residual is update + last residual, to the
-      bit. Residuals of 16-bit floats are float32 and keep what rounding cuts off, too. State differs between workers.
+      An `optax.GradientTransformationExtraArgs` with `TopKState`: sent + residual equals update + last residual
+      bitwise. Residuals of 16-bit floats are float32 and also keep what rounding cuts off. State differs between
+      workers.
 
     Raises:
-      ValueError: for a density outside (0, 1]; at init or update for leaves that are no floats.
+      ValueError: for a density outside (0, 1]; at init or update for leaves that are not floats.
 
     >>> import jax.numpy as jnp, optax
     >>> sparsifier = top_k(density=0.25)
