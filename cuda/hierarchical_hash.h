@@ -1,4 +1,4 @@
-// The paper's Algorithm 1 on the GPU: indices hashed in parallel into a bounded memory, which counts what finds no room.
+// The paper's Algorithm 1 on the GPU: indices hashed in parallel into a bounded memory; what finds no room is counted.
 #pragma once
 
 #include <cuda_runtime_api.h>
