@@ -62,7 +62,7 @@ def why_not() -> str | None:
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         return f"emulated hosts need {', '.join(missing)} (Debian packages: iproute2, util-linux, hostname)"
     if os.geteuid() != 0:
-        return "emulated hosts need root, who alone makes network namespaces and limits their links"
+        return "emulated hosts need root, to make network namespaces and limit their links"
     if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode:
         return "emulated hosts need network namespaces, which this kernel or container does not allow"
     return None

@@ -138,7 +138,7 @@ def write_report(folder: Path) -> None:
     text = ["# Measurements on a GPU"]
     parts = [json.loads(path.read_text()) for path in sorted((folder / "parts").glob("*.json"))]
     if undone := [part["part"] for part in parts if part["status"] and part["part"] != "report"]:
-        text.append(f"Failed or out of time, so that rows may be missing: {', '.join(undone)}.")
+        text.append(f"Failed or out of time, so rows may be missing: {', '.join(undone)}.")
     if kernels:
         environment, ceilings = kernels[0]["environment"], kernels[0]["ceilings"]
         facts = [f"{environment['device']}, driver {environment['driver']}"]

@@ -54,11 +54,11 @@ class Case(Protocol):
 def arguments(description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problem", type=Path, required=True, help="file written by benchmarks.network")
-    parser.add_argument("--coordinator", help="HOST:PORT of rank 0, where no launcher says so")
+    parser.add_argument("--coordinator", help="HOST:PORT of rank 0, unless a launcher gives it")
     parser.add_argument("--rank", type=int)
-    parser.add_argument("--rates", nargs="+", default=[AS_IS], help="link rates, for emulated hosts alone")
+    parser.add_argument("--rates", nargs="+", default=[AS_IS], help="link rates, for emulated hosts only")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--interface", default=emulated_hosts.INTERFACE, help="whose byte counters are read")
+    parser.add_argument("--interface", default=emulated_hosts.INTERFACE, help="interface whose byte counters are read")
     return parser.parse_args()
 
 
@@ -70,7 +70,7 @@ def measure(group: Group, problem: Problem, cases: Sequence[Case], options: argp
         result = case.prepare(0)()
         first_calls[case.name] = time.perf_counter() - start
         problem.check(case.name, 0, case.dense(result))
-        _say(group, f"{case.name}: right; first call {first_calls[case.name]:.1f} s")
+        _say(group, f"{case.name}: correct; first call {first_calls[case.name]:.1f} s")
     for rate in options.rates:
         if rate != AS_IS and group.rank == 0:
             hosts = [emulated_hosts.nth_host(i) for i in range(group.size)]

@@ -125,14 +125,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hosts", type=at_least(2), nargs="+", default=[4], help="numbers of hosts, one worker each")
     parser.add_argument("--rate", nargs="+", default=["200mbit"], help="rates of every link, each way")
     parser.add_argument("--schemes", nargs="+", default=["all"], choices=["all", *zen.schemes.names()])
-    parser.add_argument("--ablation", action="store_true", help="also zen by its parts, with element units")
+    parser.add_argument("--ablation", action="store_true", help="also time zen part by part, with element units")
     parser.add_argument("--peers", nargs="*", choices=PEERS, help="default: those that --peer-python has")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter with the peers' packages")
     parser.add_argument(
-        "--repeats", type=at_least(1), default=3, help="timed calls, each with another step's gradients"
+        "--repeats", type=at_least(1), default=3, help="timed calls, each with a different step's gradients"
     )
-    parser.add_argument("--coordinator", help="HOST:PORT of rank 0, on given hosts; --rate tells their links' rate")
-    parser.add_argument("--rank", type=at_least(0), help="this host's place, with --coordinator")
+    parser.add_argument("--coordinator", help="HOST:PORT of rank 0, on given hosts; --rate gives their links' rate")
+    parser.add_argument("--rank", type=at_least(0), help="rank of this host, with --coordinator")
     parser.add_argument("--interface", default="eth0", help="this host's network interface, with --coordinator")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="PNG of the times; needs matplotlib")
@@ -142,13 +142,13 @@ def parse() -> argparse.Namespace:
     if (options.coordinator is None) != (options.rank is None):
         parser.error("--coordinator and --rank go together")
     if options.coordinator and (len(options.hosts), len(options.rate)) != (1, 1):
-        parser.error("given hosts have one number (--hosts) and one rate (--rate)")
+        parser.error("--coordinator takes a single number in --hosts and a single --rate")
     if options.coordinator and options.rank >= options.hosts[0]:
         parser.error(f"--rank {options.rank} must be below --hosts {options.hosts[0]}")
     if options.coordinator and not re.fullmatch(r".+:\d+", options.coordinator):
-        parser.error(f"--coordinator {options.coordinator!r} must be HOST:PORT, of rank 0")
+        parser.error(f"--coordinator {options.coordinator!r} must be HOST:PORT of rank 0")
     if options.coordinator and options.peers:
-        parser.error("peers run among emulated hosts alone: leave out --peers or --coordinator")
+        parser.error("peers run on emulated hosts only: leave out --peers or --coordinator")
     if options.plot and find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install matplotlib")
     for rate in options.rate:

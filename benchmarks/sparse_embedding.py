@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--workers", type=at_least(1), nargs="+", default=[1, 4, 8])
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     parser.add_argument("--repeats", type=at_least(1), default=30)
-    parser.add_argument("--small-pages", action="store_true", help="leave the size of pages to the system")
+    parser.add_argument("--small-pages", action="store_true", help="leave the page size to the system")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -78,13 +78,13 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
     parser.add_argument("--steps", type=at_least(1), default=16)
-    parser.add_argument("--dense-share", type=float, default=0.67, help="of a dense step that is communication")
+    parser.add_argument("--dense-share", type=float, default=0.67, help="share of a dense step that is communication")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if not 0 < options.dense_share < 1:
-        parser.error(f"--dense-share {options.dense_share} must lie between 0 and 1")
+        parser.error(f"--dense-share {options.dense_share} must be above 0 and below 1")
     if "dense" not in options.schemes:
-        parser.error("--schemes must name dense")
+        parser.error("--schemes must include dense")
     return options
 
 

@@ -123,14 +123,14 @@ def main() -> None:
         if capacity and not kernels:
             without_kernels.append(scheme)
         print(
-            f"{scheme:<14} {seconds:6.1f} s to compile, {memory:7.1f} MB beside the gradient",
+            f"{scheme:<14} {seconds:6.1f} s to compile, {memory:7.1f} MB besides the gradient",
             *(f"{name} x {count}" for name, count in sorted(kernels.items())),
             sep=", ",
         )
 
     weights = jax.ShapeDtypeStruct((len(devices), LAYERS, WIDTH, WIDTH), jnp.float32)
     batch = jax.ShapeDtypeStruct((len(devices) * 256, WIDTH), jnp.float32)
-    for name, flags in (("as XLA likes", None), ("agreements apart", APART[platform])):
+    for name, flags in (("XLA's default", None), ("agreements kept apart", APART[platform])):
         step = compiled(gradients_of_layers, mesh, weights, batch, options=flags)
         done = (what for what, _ in itertools.groupby(schedule(step.as_text())))
         print(f"\n{LAYERS} layers, {name}:\n  {', '.join(done)}")

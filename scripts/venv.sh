@@ -22,10 +22,10 @@ if ! { has_ensurepip && has_headers; } && [[ $("$python" -c 'import sys; print(s
     echo "Installing python3-venv and python3-dev"
     apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -yqq python3-venv python3-dev >/dev/null
   else
-    echo "Missing parts of Python. Best run first: sudo apt install python3-venv python3-dev" >&2
+    echo "Parts of Python are missing. It is best to run this first: sudo apt install python3-venv python3-dev" >&2
   fi
 fi
-has_headers || echo "No Python.h: the native kernels cannot be built, so pure JAX will run, only slower" >&2
+has_headers || echo "No Python.h: the native kernels cannot be built, so pure JAX will run instead, more slowly" >&2
 
 # The next run would mistake half an environment for a whole one.
 [[ -e $folder ]] || trap 'rm -rf "$folder"' ERR

@@ -90,7 +90,7 @@ def test_the_gpu_report_says_what_is_met_and_what_is_missing(tmp_path):
     assert "| top_k | 0.1 | 2 | 0.833 |  |  |" in lines
     assert "| top_k and partition, fused | 0.1 | 2 | 0.833 | >= 0.80 | yes |" in lines
     assert lines.count("Not measured.") == 2
-    assert "Failed or out of time, so that rows may be missing: kernels." in lines
+    assert "Failed or out of time, so rows may be missing: kernels." in lines
     assert (tmp_path / "roofline.png").stat().st_size > 0
 
 

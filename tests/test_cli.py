@@ -171,9 +171,10 @@ def test_bench(zen_jax):
         f"{zen.estimate(zen.SparsityProfile.load('profile.json'), zen.Cluster.load('links.json'))}\n",
     )
     assert (
-        "there is --gbps, --latency-us too" in zen_jax("estimate", "profile.json", "--cluster", "links.json", *LINKS)[2]
+        "Give it or --gbps, --latency-us, not both"
+        in zen_jax("estimate", "profile.json", "--cluster", "links.json", *LINKS)[2]
     )
-    assert "is no zen_jax cluster" in zen_jax("plan", "profile.json", "--cluster", "profile.json")[2]
+    assert "is not a zen_jax cluster" in zen_jax("plan", "profile.json", "--cluster", "profile.json")[2]
 
 
 def test_bench_makes_gradients_up_and_keeps_float64(zen_jax, folder):
@@ -251,9 +252,9 @@ PLACE = "bench --coordinator host:7700 --processes 4 --rank"
         ("profile", ("GRADIENTS.npz", "--help")),
         ("profile missing.npz", ("missing.npz", "No such file", "Check")),
         ("profile .", ("directory", "Check")),
-        ("profile text.npz", ("text.npz is no .npz", "numpy.savez")),
+        ("profile text.npz", ("text.npz is not a .npz", "numpy.savez")),
         ("profile cut.npz", ("cut.npz", "numpy.savez")),
-        ("profile array.npy", ("array.npy is no .npz", "numpy.savez")),
+        ("profile array.npy", ("array.npy is not a .npz", "numpy.savez")),
         ("profile empty.npz", ("empty.npz holds no arrays", "numpy.savez")),
         ("profile pickled.npz", ("pickled.npz", "pickle", "numpy.savez")),
         ("profile void.npz", ("void.npz: a", "float32")),
@@ -268,30 +269,33 @@ PLACE = "bench --coordinator host:7700 --processes 4 --rank"
         ("profile good.npz --json .", ("'.' is a folder",)),
         ("profile good.npz --plot figure.gif", ("figure.gif", ".png")),
         ("plan missing.json", ("missing.json", "No such file", "Check")),
-        ("plan good.npz", ("good.npz is no zen_jax profile", "again")),
-        ("plan cut.json", ("cut.json is no zen_jax profile", "again")),
-        ("plan plan.json", ("plan.json is no zen_jax profile but a plan", "again")),
+        ("plan good.npz", ("good.npz is not a zen_jax profile", "again")),
+        ("plan cut.json", ("cut.json is not a zen_jax profile", "again")),
+        ("plan plan.json", ("plan.json is not a zen_jax profile but a plan", "again")),
         ("plan newer.json", ("version 99", "again")),
         ("plan unmeasured.json", ("unmeasured.json holds no usable profile", "again")),
         ("plan negative.json", ("negative.json holds no usable profile", "push=-1", "at least 0", "again")),
-        ("plan profile.json --save ./profile.json", ("profile.json is read", "another file")),
-        ("estimate profile.json --cluster links.json --json links.json", ("links.json is read", "another file")),
-        ("profile good.npz three.npz --json three.npz", ("three.npz is read", "another file")),
-        ("bench good.npz --save-cluster good.npz", ("good.npz is read", "another file")),
-        ("bench good.npz --json out.json --save-cluster out.json", ("out.json is written already", "another file")),
+        ("plan profile.json --save ./profile.json", ("profile.json is also an input", "another file")),
+        (
+            "estimate profile.json --cluster links.json --json links.json",
+            ("links.json is also an input", "another file"),
+        ),
+        ("profile good.npz three.npz --json three.npz", ("three.npz is also an input", "another file")),
+        ("bench good.npz --save-cluster good.npz", ("good.npz is also an input", "another file")),
+        ("bench good.npz --json out.json --save-cluster out.json", ("out.json is already an output", "another file")),
         ("plan profile.json --hosts 3", ("4 workers", "3 hosts")),
         ("plan profile.json --hosts 0", ("--hosts", "'0'", "at least 1")),
         ("plan profile.json --gbps fast", ("--gbps", "'fast'", "above 0")),
         ("plan profile.json --latency-us -1", ("--latency-us", "'-1'", "at least 0")),
         ("plan profile.json --schemes zeno", ("--schemes", "'zeno'", "zen")),
-        ("plan profile.json --schemes zen", ("no dense one", "Add")),
+        ("plan profile.json --schemes zen", ("no dense scheme", "Add")),
         ("estimate profile.json --intra-gbps 0", ("--intra-gbps", "'0'")),
         ("simulate profile.json --max-workers 1", ("--max-workers", "'1'", "at least 2")),
         ("simulate alone.json", ("of 1 worker", "Profile at least two workers")),
         ("simulate profile.json --devices-per-host 4 --max-workers 3", ("--max-workers 3", "Allow more")),
         ("bench three.npz --workers 2", ("3 workers", "there are 2")),
         ("bench one.npz", ("only one worker", "at least two")),
-        ("bench --workers 4096", ("4096 workers", "there are 8", "JAX_PLATFORMS=cpu")),
+        ("bench --workers 4096", ("4096 workers", "cpu has 8", "JAX_PLATFORMS=cpu")),
         ("bench --density 2", ("--density", "'2'", "up to 1")),
         ("bench --gbps 1", ("--latency-us", "go together")),
         ("bench --rank 0", ("--coordinator", "go together")),

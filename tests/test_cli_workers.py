@@ -98,7 +98,7 @@ def test_a_port_that_is_taken_is_named(capsys):
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(f"bench --coordinator localhost:{port} --processes 2 --rank 0".split()) == BAD_INPUT
-    assert f"rank 0 cannot listen at port {port}" in capsys.readouterr().err
+    assert f"rank 0 cannot listen on port {port}" in capsys.readouterr().err
 
 
 @pytest.mark.multiprocess
@@ -106,7 +106,7 @@ def test_interrupt_is_quiet():
     """Ctrl-C while a process waits for others, inside JAX; shells call this exit code 130."""
     waiting = start("bench", "--coordinator", f"localhost:{free_ports()}", "--processes", 2, "--rank", 0)
     try:
-        assert waiting.stderr.readline() == "waiting for the other processes, five minutes at most\n"
+        assert waiting.stderr.readline() == "waiting for the other processes, for at most five minutes\n"
         waiting.send_signal(signal.SIGINT)
         printed, said = waiting.communicate(timeout=20)
     finally:

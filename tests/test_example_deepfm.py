@@ -105,8 +105,8 @@ def test_pairwise_sums_all_products_of_two_fields():
     [
         ({"label": None}, "label"),
         ({"f_b": None}, "f_b"),
-        ({"f_b": np.full(400, 3000)}, "ids of f_b from 0 to 2999, but they go from 3000 to 3000"),
-        ({"f_b": np.full(400, -1)}, "ids of f_b from 0 to 2999, but they go from -1 to -1"),
+        ({"f_b": np.full(400, 3000)}, "ids of f_b from 0 to 2999, but they range from 3000 to 3000"),
+        ({"f_b": np.full(400, -1)}, "ids of f_b from 0 to 2999, but they range from -1 to -1"),
         ({"f_c": np.zeros(399, np.int64)}, "lengths differ"),
         ({"cardinality": VALUES[:2]}, "lengths differ"),
         ({"split": np.ones(400, np.uint8)}, "too few for a step of 8 workers"),

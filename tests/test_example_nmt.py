@@ -70,10 +70,10 @@ def test_a_sentence_counts_up_to_its_first_end():
     [
         ("train.tsv", None, "neither train.tsv nor train.tsv.gz"),
         ("valid.tsv", None, "neither valid.tsv nor valid.tsv.gz"),
-        ("train.tsv", b"Go !\n", "line 1 is 'Go !', but 'source<TAB>target'"),
-        ("train.tsv", b"Go !\tVa !\tOust !\n", "'source<TAB>target' was expected"),
+        ("train.tsv", b"Go !\n", "line 1: expected 'source<TAB>target', but found 'Go !'"),
+        ("train.tsv", b"Go !\tVa !\tOust !\n", "line 1: expected 'source<TAB>target'"),
         ("train.tsv", b"Go !\tVa \xe9\n", "not UTF-8"),
-        ("train.tsv", b"", "line 1 is ''"),
+        ("train.tsv", b"", "line 1: expected 'source<TAB>target', but found ''"),
         ("train.tsv", b"far too long a sentence for this\tlong", "none of at most 5 words"),
         ("train.tsv", PAIRS.encode(), "too few"),
     ],

@@ -108,8 +108,8 @@ def test_another_number_of_workers_goes_on_where_the_others_stopped(tmp_path, st
         (["--resume", "--rows", "41"], "rows=40, but this run has rows=41"),
         (["--resume", "--learning-rate", "0.2"], "learning_rate=0.1"),
         (["--resume", "--data", "other"], "training_data="),
-        (["--resume", "--steps", "1"], "lies behind step 2, but --steps is 1"),
-        (["--resume", "--steps", "1", "--sync", "dense,zen"], "lies behind step 2, but --steps is 1"),
+        (["--resume", "--steps", "1"], "was made after step 2, but --steps is 1"),
+        (["--resume", "--steps", "1", "--sync", "dense,zen"], "was made after step 2, but --steps is 1"),
     ],
 )
 def test_another_runs_checkpoint_is_refused_and_kept(kept, capsys, options, message):
@@ -121,7 +121,7 @@ def test_another_runs_checkpoint_is_refused_and_kept(kept, capsys, options, mess
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ("checkpoints/2/about", "checkpoints/2 is damaged: remove it to go on from the one before"),
+        ("checkpoints/2/about", "checkpoints/2 is damaged: remove it to continue from the one before"),
         ("checkpoints/2/about/metadata", "checkpoints/2 is damaged"),
         ("checkpoints/2/state", "checkpoints/2 is damaged"),
         ("checkpoints/2/state/_METADATA", "checkpoints/2 is damaged"),

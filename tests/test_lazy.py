@@ -133,7 +133,7 @@ def test_gradients_of_another_table_are_refused():
     """Also by an optimizer without state."""
     optimizer, table = embedding.lazy(optax.sgd(0.1)), jnp.asarray(TABLE[1:])
     gradient = merged(np.arange(3), integers(3, D))
-    with pytest.raises(ValueError, match=r"table of shape \(23, 3\), but the table has \(22, 3\)"):
+    with pytest.raises(ValueError, match=r"table of shape \(23, 3\), but the table has shape \(22, 3\)"):
         optimizer.update(gradient, optimizer.init(table), table)
 
 
@@ -143,7 +143,7 @@ def test_gradients_of_another_table_are_refused():
     ids=["multi", "every"],
 )
 def test_transformations_of_several_steps_are_refused(inner):
-    with pytest.raises(ValueError, match="MultiSteps or apply_every inside"):
+    with pytest.raises(ValueError, match=r"wraps optax\.MultiSteps or apply_every"):
         embedding.lazy(optax.chain(optax.clip(1.0), inner)).init(jnp.asarray(TABLE))
 
 

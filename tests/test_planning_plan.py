@@ -386,7 +386,7 @@ def test_a_loaded_plan_is_checked_against_the_gradients(tmp_path):
         zen.synchronize("data", plan=plan).init({"model": params})
     with pytest.raises(ValueError, match=r"lacks 'other'\. Make"):
         step(zen.synchronize(harness.AXIS, plan=plan), GRADIENTS | {"other": GRADIENTS["bias"]})
-    with pytest.raises(ValueError, match="table of float32"):
+    with pytest.raises(ValueError, match="table as float32"):
         step(zen.synchronize(harness.AXIS, plan=plan), GRADIENTS | {"table": np.zeros((N, 1024, 32), np.float32)})
     with pytest.raises(ValueError, match="3 workers"):
         step(zen.synchronize(harness.AXIS, plan=replace(plan, n=3)), GRADIENTS)

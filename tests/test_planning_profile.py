@@ -249,10 +249,10 @@ def test_a_step_of_all_leaves_is_one_of_some_of_them():
 @pytest.mark.parametrize(
     ("shape", "options", "message"),
     [
-        ((3, 9, 4), {}, "n=2, seed=0, dense_below=0, but is to watch n=3, seed=0"),
-        ((2, 9, 4), {"seed": 1}, "is to watch n=2, seed=1"),
-        ((2, 9, 4), {"dense_below": 8}, "is to watch n=2, seed=0, dense_below=8. Use another"),
-        ((2, 9, 5), {}, r"watched 'w' of float32\[9, 4\], but now it is float32\[9, 5\]. Use another"),
+        ((3, 9, 4), {}, "n=2, seed=0, dense_below=0, but now gets n=3, seed=0"),
+        ((2, 9, 4), {"seed": 1}, "now gets n=2, seed=1"),
+        ((2, 9, 4), {"dense_below": 8}, "now gets n=2, seed=0, dense_below=8. Use another"),
+        ((2, 9, 5), {}, r"watched 'w' as float32\[9, 4\], but now it is float32\[9, 5\]. Use another"),
     ],
 )
 def test_a_profiler_is_for_one_tree_on_one_axis(shape, options, message):
@@ -328,7 +328,7 @@ def test_bad_files(tmp_path):
     good = json.loads(path.read_text())
     table = good["leaves"]["table"]
     bad = {
-        "is no zen_jax profile": ["", "{", "[]", json.dumps(good | {"zen_jax": "plan"})],
+        "is not a zen_jax profile": ["", "{", "[]", json.dumps(good | {"zen_jax": "plan"})],
         "version": [json.dumps(good | {"version": 99})],
         "no usable profile": [
             json.dumps({key: value for key, value in good.items() if key != "leaves"}),

@@ -111,7 +111,7 @@ def test_another_examples_data_are_refused(ready):
 
 def test_a_folder_in_use_is_kept(books, ready, tmp_path, capsys):
     error = refused(run(tmp_path, "--data", str(books), "--prepare", str(ready)), capsys)
-    assert "holds a prepared data set already" in error
+    assert "already holds a prepared data set" in error
 
 
 @pytest.mark.parametrize(
@@ -133,4 +133,4 @@ def test_damaged_data_are_refused(ready, tmp_path, capsys, name, content, messag
     else:
         (ready / name).write_bytes(content)
     error = refused(run(tmp_path, "--data", str(ready)), capsys)
-    assert message in error and "Prepare the data anew." in error
+    assert message in error and "Prepare the data again." in error

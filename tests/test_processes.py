@@ -70,7 +70,7 @@ def watched(deeds: list[str], ranks: list[tuple[int, int]], arrival: float = 20,
     ("deed", "code", "message"),
     [
         (KILL, 1, "was killed: its connection closed without a word"),
-        (STOP, 1, f"is stuck: no sign of it for {TIMEOUT} s"),
+        (STOP, 1, f"is stuck: nothing heard from it for {TIMEOUT} s"),
         (r"raise BadInput('two\nlines')", 2, "failed: two\nlines"),
         ("raise RuntimeError('out of paper')", 1, "failed: RuntimeError: out of paper"),
     ],
@@ -102,7 +102,7 @@ def test_processes_that_come_late_and_end_at_different_times_end_well():
 @pytest.mark.parametrize(
     ("ranks", "message"),
     [
-        ([(3, 0), (3, 1)], "of 3 processes 2 did not come in 3 s"),
+        ([(3, 0), (3, 1)], "not all 3 processes arrived within 3 s; missing: 2"),
         ([(2, 0), (3, 1)], "process 1 was started as one of 3, but process 0 as one of 2"),
         ([(3, 0), (3, 1), (3, 1)], "two processes were started as process 1 of 3"),
     ],
@@ -241,7 +241,7 @@ def test_another_program_in_the_place_of_process_0_is_named():
             with server.accept()[0] as connection:
                 connection.sendall(b"SSH-2.0-OpenSSH\r\n")
                 errors = process.communicate(timeout=60)[1]
-    message = f"process 0 of 2 does not answer: another program listens at the port behind localhost:{port}"
+    message = f"process 0 of 2 does not answer: another program listens on the port after localhost:{port}"
     assert process.returncode == 2 and errors.startswith(message), errors
 
 

@@ -72,7 +72,7 @@ def test_adding_and_taking():
     np.testing.assert_array_equal(jnp.asarray(TABLE) + gradient, TABLE + np.asarray(gradient.to_dense()))
     np.testing.assert_array_equal(gradient.take(jnp.asarray(TABLE))[:3], [TABLE[2], TABLE[5], np.zeros(D)])
     assert (gradient.shape, gradient.size, gradient.dtype) == ((V, D), V * D, jnp.float32)
-    with pytest.raises(ValueError, match=r"table of shape \(23, 3\), but the table has \(22, 3\)"):
+    with pytest.raises(ValueError, match=r"table of shape \(23, 3\), but the table has shape \(22, 3\)"):
         jnp.asarray(TABLE[1:]) + gradient
     with pytest.raises(ValueError, match=r"ids of float32.*zen_jax\.embedding\.lazy"):
         optax.tree.scale(0.5, gradient).take(jnp.asarray(TABLE))
@@ -85,7 +85,7 @@ def test_lookups_of_any_shape():
 
 
 def test_ids_without_rows_are_refused():
-    with pytest.raises(ValueError, match=r"rows have shape \(2, 3\), but ids \(4,\)"):
+    with pytest.raises(ValueError, match=r"rows have shape \(2, 3\), but ids have shape \(4,\)"):
         merged(np.zeros(4, np.int32), np.ones((2, 3), np.float32))
     with pytest.raises(ValueError, match="ids have dtype float32"):
         merged(np.ones(2, np.float32), np.ones((2, 3), np.float32))

@@ -330,7 +330,7 @@ def test_small_leaves_stay_arrays():
 
 
 def test_a_schedule_has_no_room():
-    with pytest.raises(ValueError, match="compact=True sets room aside for a density that is a number"):
+    with pytest.raises(ValueError, match="compact=True sets aside room for a density that is a number"):
         zen.dgc(zen.warmup_density(0.01, 5), compact=True)
 
 

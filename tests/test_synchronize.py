@@ -112,7 +112,7 @@ def test_fused_leaves_stay_copies_beside_shards_of_a_model_axis():
 def test_a_state_of_another_tree_is_refused():
     transform = zen.synchronize(harness.AXIS, dense_below=0)
     state = transform.init({"a": jnp.ones(3)})
-    with pytest.raises(ValueError, match="state is of a, but gradients have"):
+    with pytest.raises(ValueError, match="state is for a, but gradients have"):
         harness.spmd(lambda g: transform.update(g, state), "vmap", N)({"b": np.ones((N, 3), np.float32)})
 
 

@@ -148,7 +148,7 @@ def test_lookups_make_gradients_row_sparse(axis_type):
 
 
 def test_lookups_are_of_the_first_argument():
-    with pytest.raises(ValueError, match=r"argnums=\(0, 1\), but lookups are of argument 0"):
+    with pytest.raises(ValueError, match=r"argnums=\(0, 1\), but lookups are for argument 0"):
         zen.value_and_grad(loss, (0, 1), mesh=mesh_of(), lookups=lambda *batch: {})
 
 

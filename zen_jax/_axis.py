@@ -22,7 +22,9 @@ def axis_names(axis_name: AxisName, argument: str = "axis_name") -> tuple:
     # JAX reads integers as positions of dimensions, not as named axes.
     named = all(isinstance(name, Hashable) and not isinstance(name, int) for name in names)
     if not named or len(set(names)) < len(names):
-        raise ValueError(f"{argument}={axis_name!r} is no axis. Give a name, or several different ones as a tuple.")
+        raise ValueError(
+            f"{argument}={axis_name!r} is not an axis name. Give a name, or several different ones as a tuple."
+        )
     return names
 
 
@@ -35,7 +37,7 @@ def joined(axis_name: AxisName, intra_axis: AxisName | None) -> AxisName:
     if set(outer) & set(inner):
         raise ValueError(
             f"intra_axis={intra_axis!r} must differ from axis_name={axis_name!r}. Give the axis of one machine's "
-            "devices as intra_axis and that of machines as axis_name."
+            "devices as intra_axis and the axis of machines as axis_name."
         )
     return outer + inner
 
@@ -52,7 +54,7 @@ def axis_size(axis_name: AxisName, argument: str = "axis_name") -> int:
         ) from error
     if len(names) > 1 and not _is_manual(axis_name):
         raise ValueError(
-            f"{argument}={axis_name!r} names several axes, which vmap does not take at once. Use shard_map."
+            f"{argument}={axis_name!r} names several axes, but vmap takes only one at a time. Use shard_map."
         )
     return n
 
@@ -89,7 +91,7 @@ def check_not_reduced(name: str, x: Array, axis_name: AxisName) -> None:
     if reduced:
         raise ValueError(
             f"{name} does not vary over axis {reduced[0]!r}: it is already reduced, and averaging it again would give "
-            "the sum. Under shard_map(check_vma=True) jax.grad sums the gradients of replicated parameters by itself: "
+            "the sum. Under shard_map(check_vma=True) jax.grad itself sums the gradients of replicated parameters: "
             f"make the parameters vary first (jax.lax.pcast(params, {axis_name!r}, to='varying')), set "
             "check_vma=False, or use zen_jax.value_and_grad."
         )

@@ -29,7 +29,7 @@ def pack_bits(bits: Array) -> Array:
     """bool [T] to uint32 [ceil(T/32)], least significant bit first."""
     padded = jnp.pad(bits, (0, bitmap_words(bits.size) * BITS_PER_WORD - bits.size))
     shifts = np.arange(BITS_PER_WORD, dtype=np.uint32)
-    return jnp.sum(padded.reshape(-1, BITS_PER_WORD).astype(jnp.uint32) << shifts, axis=1, dtype=jnp.uint32)
+    return jnp.sum(padded.reshape(-1, BITS_PER_WORD).astype(jnp.uint32) << shifts[None, :], axis=1, dtype=jnp.uint32)
 
 
 def unpack_bits(words: Array) -> Array:

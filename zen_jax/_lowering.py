@@ -144,7 +144,7 @@ def _batched(operands: Sequence[Array], axes: Sequence[int | None], *, batch: tu
 def _differentiated(*_: Any, target: str, **__: Any) -> None:
     raise ValueError(
         f"{target} has no derivative. Take `jax.grad` first, then reduce the gradients that "
-        "it gives; of what is only reported, reduce its `jax.lax.stop_gradient`."
+        "it returns; if a value is only reported, reduce its `jax.lax.stop_gradient`."
     )
 
 

@@ -58,7 +58,7 @@ def check_agreement(**what: PyTree) -> None:
         return
     lines = differences([json.loads(other) for other in _gather(text)])
     more = [f"and {len(lines) - _NAMED} more"] if len(lines) > _NAMED else []
-    message = "\n  ".join(["the processes disagree. Start all of them alike.", *lines[:_NAMED], *more])
+    message = "\n  ".join(["the processes disagree. Start them all the same way.", *lines[:_NAMED], *more])
     raise ValueError(message) from next(iter(failures), None)
 
 

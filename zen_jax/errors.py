@@ -42,18 +42,18 @@ def check_workers(value: Any) -> None:
 
 
 def check_units(
-    units: int, who: str = "pure JAX", instead: str = "install zen_jax where a compiler builds its kernels"
+    units: int, who: str = "pure JAX", instead: str = "install zen_jax where a compiler can build its kernels"
 ) -> None:
     if units > MAX_UNITS:
         raise ValueError(
-            f"{units} units are more than the 2**31 - 1 that {who} can name. Use wider units, or {instead}."
+            f"{units} units are more than the 2**31 - 1 that {who} can index. Use wider units, or {instead}."
         )
 
 
 def check_capacity(value: Any) -> None:
     check_at_least("capacity", value, 1)
     if value > MAX_UNITS:
-        raise ValueError(f"capacity={value} must be at most 2**31 - 1 units. Give what is expected, or None.")
+        raise ValueError(f"capacity={value} must be at most 2**31 - 1 units. Give the number expected, or None.")
 
 
 def check_integers(name: str, value: Any) -> None:
@@ -78,7 +78,7 @@ def check_dtype(name: str, dtype: Any, wanted: Any) -> None:
 
 def check_rank(name: str, shape: tuple[int, ...], ranks: Collection[int]) -> None:
     if len(shape) not in ranks:
-        raise ValueError(f"{name} has shape {tuple(shape)}, but must have {' or '.join(map(str, ranks))} dimensions.")
+        raise ValueError(f"{name} has shape {tuple(shape)}, but must have rank {' or '.join(map(str, ranks))}.")
 
 
 def check_shape(name: str, shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> None:

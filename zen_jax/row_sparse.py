@@ -59,7 +59,9 @@ class RowSparseGradient:
         check_rows(num_rows)
         ids = widened(ids)
         if rows.shape[: ids.ndim] != ids.shape:
-            raise ValueError(f"rows have shape {rows.shape}, but ids {ids.shape}. Give a row [...D] for each id.")
+            raise ValueError(
+                f"rows have shape {rows.shape}, but ids have shape {ids.shape}. Give a row [...D] for each id."
+            )
         ids, rows = ids.reshape(-1), rows.reshape(ids.size, *rows.shape[ids.ndim :])
         valid = (ids >= 0) & (ids < num_rows)
         unique, slots, _ = unique_ids(jnp.where(valid, ids, num_rows).astype(jnp.int32), num_rows)
@@ -109,7 +111,7 @@ class RowSparseGradient:
         check_intact(self)
         if table.shape != self.shape:
             raise ValueError(
-                f"RowSparseGradient is for a table of shape {self.shape}, but the table has {table.shape}."
+                f"RowSparseGradient is for a table of shape {self.shape}, but the table has shape {table.shape}."
             )
 
     def _at(self, table: Array) -> Any:
@@ -137,12 +139,12 @@ def check_intact(gradient: RowSparseGradient) -> None:
     if gradient.ids.dtype != jnp.int32:
         raise ValueError(
             f"RowSparseGradient has ids of {gradient.ids.dtype}, but they must be int32: a transformation before this "
-            "one has computed with them. Wrap it in zen_jax.embedding.lazy, which passes it the rows alone."
+            "one has computed with them. Wrap it in zen_jax.embedding.lazy, which passes it only the rows."
         )
     if gradient.ids.shape != gradient.rows.shape[:1]:
         raise ValueError(
             f"RowSparseGradient has ids of shape {gradient.ids.shape}, but rows of shape {gradient.rows.shape}. Give "
-            "ids [K] and rows [K, ...D], or merge lookups by from_lookups."
+            "ids [K] and rows [K, ...D], or merge lookups with from_lookups."
         )
 
 

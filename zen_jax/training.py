@@ -78,10 +78,13 @@ def value_and_grad(
         n *= _axis.mesh_size(mesh, intra_axis, "intra_axis")
     if lookups is not None and argnums != 0:
         raise ValueError(
-            f"argnums={argnums!r}, but lookups are of argument 0. Make all that is differentiated one tree, argument 0."
+            f"argnums={argnums!r}, but lookups are for argument 0. Put everything to differentiate in one tree, "
+            "argument 0."
         )
     if lookups is None and padding_id is not None:
-        raise ValueError(f"padding_id={padding_id!r} is of lookups, but there are none. Pass lookups too, or neither.")
+        raise ValueError(
+            f"padding_id={padding_id!r} applies to lookups, but there are none. Pass lookups too, or neither."
+        )
     axes = _axis.joined(axis_name, intra_axis)
     transform = synchronize(
         axis_name,
@@ -107,8 +110,9 @@ def value_and_grad(
             shape = jnp.shape(leaf)
             if shape and shape[0] % n:
                 raise ValueError(
-                    f"argument {position} of {fun} has a batch of {shape[0]} (shape {shape}), which {n} workers do not "
-                    f"divide. Pad or trim it to a multiple of {n}, or pass it by keyword if it is no batch."
+                    f"argument {position} of {fun} has a batch of {shape[0]} (shape {shape}), which does not split "
+                    f"evenly over {n} workers. Pad or trim it to a multiple of {n}, or pass it by keyword if it is not "
+                    "a batch."
                 )
             return split if shape else replicated
 
@@ -123,7 +127,7 @@ def value_and_grad(
         if not all(-len(args) <= position < len(args) for position in differentiated):
             raise ValueError(
                 f"argnums={argnums!r} must be positions of the {len(args)} positional arguments that {fun} got. "
-                "Pass by position what is differentiated."
+                "Pass the arguments to differentiate by position."
             )
         leaves, treedef = jax.tree.flatten(kwargs)
         arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray | np.generic)}
@@ -160,6 +164,6 @@ def _positions(argnums: Any) -> tuple[int, ...]:
     positions = tuple(argnums) if isinstance(argnums, Sequence) and not isinstance(argnums, str) else (argnums,)
     if not positions or not all(map(errors.is_integer, positions)):
         raise ValueError(
-            f"argnums={argnums!r} must be an integer or integers: which positional arguments to differentiate."
+            f"argnums={argnums!r} must be an integer or a sequence of integers: positional arguments to differentiate."
         )
     return positions

@@ -38,7 +38,7 @@ FROM_NETWORK = ("speedups", "breakdown_measured")
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=[*FIGURES, "all"], help="all: without --network not those measured on one")
+    parser.add_argument("name", choices=[*FIGURES, "all"], help="all: without --network, all but the measured ones")
     parser.add_argument("--data", type=Path, help="folder that holds the data sets' folders")
     parser.add_argument("--network", type=Path, nargs="+", help="JSON of benchmarks.network, for measured figures")
     parser.add_argument("--workloads", nargs="+", default=list(workloads.DATA_SETS), help="default: all data sets")

@@ -110,7 +110,7 @@ def main() -> None:
     processes = Processes()
     count = problem.touched.shape[1]
     if processes.size != count or count & (count - 1):
-        raise ValueError(f"{processes.size} processes must be the problem's {count} workers, and a power of two.")
+        raise ValueError(f"{processes.size} processes must match the problem's {count} workers and be a power of two.")
     cases = [case(problem, processes.rank) for case in (RecursiveDoubling, FromDense)]
     group.measure(processes, problem, cases, options)
 

@@ -60,7 +60,7 @@ def _or_absent(peer: Callable[..., Peer], *operands: Any) -> Peer:
 
 def _numpy(x: np.ndarray) -> Peer:
     if jax.default_backend() != "cpu":
-        return Absent("it runs on CPUs alone")
+        return Absent("it runs only on CPUs")
 
     def run() -> tuple[np.ndarray, np.ndarray]:
         indices = np.flatnonzero(x != 0)

@@ -25,9 +25,9 @@ _EXAMPLES = """examples:
   python -m {name}                        {workers} emulated workers
   python -m {name} --processes 4          4 processes on this machine, one worker each
   python -m {name} --checkpoint-every 50 --resume
-                                          stopped and started again, it goes on
+                                          stopped and started again, it continues
   python -m {name} --coordinator HOST:PORT --num-processes 16 --process-id 3
-                                          one of 16 processes under a launcher of yours
+                                          one of 16 processes under your own launcher
 """
 
 TERMINATED = 128 + signal.SIGTERM
@@ -66,7 +66,10 @@ def main(example: Example, arguments: list[str]) -> int:
                     "--num-processes and --process-id"
                 )
             if options.workers not in (None, options.processes):
-                raise BadInput(f"--workers {options.workers}: --processes {options.processes} has one worker each")
+                raise BadInput(
+                    f"--workers {options.workers} must be {options.processes}, or left out: with --processes "
+                    f"{options.processes}, processes have one worker each"
+                )
             command = [sys.executable, "-m", example.name, *arguments, "--processes", "0"]
             return launch.start(command, options.processes)
         with refusing():
@@ -129,7 +132,7 @@ def _open(config: Config, workers: Workers, digest: str, scheme: str) -> Checkpo
     checkpoints = Checkpoints(folder / "checkpoints", config, workers, digest)
     if checkpoints.last() is not None:
         if not config.resume:
-            raise BadInput(f"{folder} holds checkpoints: go on from them with --resume, or give another --out")
+            raise BadInput(f"{folder} holds checkpoints: continue from them with --resume, or give another --out")
         checkpoints.check()
     return checkpoints
 
@@ -192,22 +195,32 @@ def _parser(example: Example) -> argparse.ArgumentParser:
         "--prepare",
         type=Path,
         metavar="PATH",
-        help="write the data to this folder and end; with --data PATH a process then reads its own workers' part alone",
+        help="write the data to this folder and stop; with --data PATH, a process then reads only its workers' part",
     )
     several = parser.add_argument_group("several processes")
     several.add_argument("--processes", type=at_least(0), default=0, metavar="N", help="start N on this machine's CPUs")
     several.add_argument(
         "--coordinator",
         metavar="HOST:PORT",
-        help="where process 0 listens, at this port and the next, or JAX_COORDINATOR_ADDRESS",
+        help="where process 0 listens, on this port and the next; or set JAX_COORDINATOR_ADDRESS",
     )
-    several.add_argument("--num-processes", type=at_least(1), metavar="N", help="or NUM_PROCESSES, or a launcher's")
-    several.add_argument("--process-id", type=at_least(0), metavar="I", help="or PROCESS_ID, or a launcher's")
+    several.add_argument(
+        "--num-processes",
+        type=at_least(1),
+        metavar="N",
+        help="number of processes; or set NUM_PROCESSES, or use a launcher",
+    )
+    several.add_argument(
+        "--process-id",
+        type=at_least(0),
+        metavar="I",
+        help="index of this process; or set PROCESS_ID, or use a launcher",
+    )
     several.add_argument(
         "--timeout",
         type=at_least(1),
         default=60,
         metavar="SECONDS",
-        help="of silence after which a process counts as stuck, and all end (default: 60)",
+        help="seconds of silence after which a process counts as stuck and all end (default: 60)",
     )
     return parser

@@ -88,7 +88,7 @@ class Checkpoints:
                 )
         if self.last() > self._steps:
             raise ValueError(
-                f"the checkpoint in {self._folder} lies behind step {self.last()}, but --steps is {self._steps}: "
+                f"the checkpoint in {self._folder} was made after step {self.last()}, but --steps is {self._steps}: "
                 "give more steps, or another --out"
             )
         return count
@@ -102,8 +102,8 @@ class Checkpoints:
             shapes = [saved.get(name), names[name].shape if name in names else None]
             if shapes[0] != shapes[1]:
                 raise ValueError(
-                    f"the checkpoint in {self._folder} has {name} of shape {shapes[0]}, but this run of {shapes[1]}: "
-                    "it is another model's; give another --out"
+                    f"the checkpoint in {self._folder} has {name} of shape {shapes[0]}, but this run has {shapes[1]}: "
+                    "it belongs to another model; give another --out"
                 )
         with self._reading():
             state = self._manager.restore(self.last(), args=ocp.args.Composite(state=ocp.args.StandardRestore(names)))
@@ -116,8 +116,8 @@ class Checkpoints:
             yield
         except (ValueError, OSError, KeyError, AttributeError) as error:
             raise ValueError(
-                f"the checkpoint {self._folder / str(self.last())} is damaged: remove it to go on from the one before, "
-                f"or give another --out ({textwrap.shorten(repr(error), 200)})"
+                f"the checkpoint {self._folder / str(self.last())} is damaged: remove it to continue from the one "
+                f"before, or give another --out ({textwrap.shorten(repr(error), 200)})"
             ) from error
 
     def _share_out(self, leaf: jax.Array) -> jax.Array:

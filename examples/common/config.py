@@ -22,7 +22,7 @@ ROW_SPARSE = "row_sparse"
 
 _CHOICES = (*zen.schemes.names(), PLANNED, ROW_SPARSE)
 
-SYNC = f"schemes to train with, comma-separated, of {', '.join(_CHOICES)} (guide: zen.autotune, zen.embedding)"
+SYNC = f"schemes to train with, comma-separated, from {', '.join(_CHOICES)} (guide: zen.autotune, zen.embedding)"
 """The meaning of --sync, for examples that set their own default."""
 
 
@@ -30,19 +30,23 @@ SYNC = f"schemes to train with, comma-separated, of {', '.join(_CHOICES)} (guide
 class Config:
     """The options that every example has."""
 
-    data: Path | None = option(None, "where the data lies")
+    data: Path | None = option(None, "where the data is")
     sync: tuple[str, ...] = option(("zen", "dense_ordered", "dense"), SYNC)
-    workers: int = option(8, "workers: one on each device if there are as many, else emulated on one", least=1)
+    workers: int = option(
+        8, "number of workers: one on each device if there are as many, else emulated on one", least=1
+    )
     machines: int = option(
-        1, "machines that the devices lie on evenly: the devices of each first sum among themselves, dense", least=1
+        1,
+        "number of machines that share the devices evenly; those of a machine first sum among themselves, dense",
+        least=1,
     )
     batch: int = option(8, "examples per worker and step", least=1)
     steps: int = option(200, "training steps", least=1)
     learning_rate: float = option(0.1, "learning rate")
-    seed: int = option(0, "seed of the weights and of whatever is drawn", least=0)
+    seed: int = option(0, "seed of the weights and of everything drawn at random", least=0)
     out: Path = option(Path("runs"), "where results and checkpoints go")
     checkpoint_every: int = option(0, "steps between checkpoints, 0 for none", least=0)
-    resume: bool = option(False, "go on from the last checkpoint in --out, where there is one")
+    resume: bool = option(False, "continue from the last checkpoint in --out, if there is one")
 
 
 RESUMABLE = ("data", "sync", "workers", "machines", "steps", "out", "checkpoint_every", "resume")

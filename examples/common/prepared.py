@@ -37,7 +37,7 @@ def digest(dataset: Any) -> str:
 def write(folder: Path, dataset: Any, options: Mapping[str, Any]) -> None:
     """Writes a data set that was read with `options`, into a folder that does not yet hold one."""
     if is_prepared(folder):
-        raise DataError(f"{folder} holds a prepared data set already: give another folder, or delete it")
+        raise DataError(f"{folder} already holds a prepared data set: give another folder, or delete it")
     flat = _flat(dataset)
     arrays = {name: value for name, value in flat.items() if isinstance(value, np.ndarray)}
     about = {
@@ -64,14 +64,14 @@ def opened(folder: Path, kind: type[Dataset], options: Mapping[str, Any]) -> tup
                 option = f"--{name.replace('_', '-')}"
                 raise DataError(
                     f"{folder} was prepared with {option} {about['options'][name]}, but this run has {wanted}: "
-                    f"give {option} {about['options'][name]}, or prepare the data anew"
+                    f"give {option} {about['options'][name]}, or prepare the data again"
                 )
         arrays = {name: _mapped(folder / f"{name}.npy", *of_array) for name, of_array in about["arrays"].items()}
         return _built(kind, arrays | about["values"]), about["digest"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{folder} is damaged: {error}. Prepare the data anew.") from error
+        raise DataError(f"{folder} is damaged: {error}. Prepare the data again.") from error
 
 
 def _name(kind: type) -> str:

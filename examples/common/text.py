@@ -68,7 +68,7 @@ def streams(tokens: np.ndarray, workers: int, batch: int, unroll: int) -> np.nda
         needed = count * (unroll + 1)
         raise DataError(
             f"the training text has {len(tokens):,} words, but {count:,} streams (workers x batch) of {unroll} + 1 "
-            f"words need {needed:,}: give more text, or lower --workers, --batch or the words of a step"
+            f"words need {needed:,}: give more text, or lower --workers, --batch or the words per step"
         )
     return tokens[: count * length].reshape(workers, batch, length)
 

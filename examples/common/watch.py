@@ -86,7 +86,7 @@ class Watch:
                 peer.heard = time.monotonic()  # the last process may have arrived late
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         if not first and not self._complete.wait(2 * ARRIVAL):
-            raise TimeoutError(f"{self._rank.name(0)} does not say whether all processes have come")
+            raise TimeoutError(f"{self._rank.name(0)} has not said whether all processes have arrived")
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
@@ -118,7 +118,8 @@ class Watch:
                         key.data.send("beat")
                         if now - key.data.heard > self._timeout:
                             self._end(
-                                _FAILED, f"{self._name(key.data)} is stuck: no sign of it for {self._timeout:g} s"
+                                _FAILED,
+                                f"{self._name(key.data)} is stuck: nothing heard from it for {self._timeout:g} s",
                             )
 
     def _listen(self, peer: _Peer) -> bool:
@@ -126,7 +127,7 @@ class Watch:
         try:
             messages = peer.receive()
         except ValueError:
-            another = f"another program listens at the port behind {self._rank.coordinator}"
+            another = f"another program listens on the port after {self._rank.coordinator}"
             self._end(_BAD_INPUT, f"{self._name(peer)} does not answer: {another}; give another --coordinator")
         if messages is None:
             if not peer.done:
@@ -184,7 +185,7 @@ def _meet_others(rank: Rank, timeout: float) -> list[_Peer]:
                 peer = _Peer(server.accept()[0])
             except TimeoutError:
                 names = ", ".join(map(str, sorted(missing)))
-                why = f"of {rank.count} processes {names} did not come in {ARRIVAL:g} s"
+                why = f"not all {rank.count} processes arrived within {ARRIVAL:g} s; missing: {names}"
                 raise refuse(TimeoutError, _FAILED, why) from None
             hello = _hello(peer, timeout)
             if hello is None:
@@ -208,7 +209,7 @@ def _listen_at(rank: Rank, port: int, backlog: int) -> socket.socket:
         return socket.create_server(("", port), family=family, backlog=backlog, dualstack_ipv6=both)
     except OSError as error:
         raise BadInput(
-            f"{rank.name(0)} cannot listen at port {port}: {error.strerror}; give another --coordinator"
+            f"{rank.name(0)} cannot listen on port {port}: {error.strerror}; give another --coordinator"
         ) from error
 
 

@@ -124,7 +124,7 @@ def find_workers(count: int | None, default: int, machines: int = 1) -> Workers:
         return Devices(machines)
     if jax.process_count() > 1:
         raise ValueError(
-            f"--workers {count}: {jax.process_count()} processes have {devices} devices, one worker on each"
+            f"--workers {count} must be {devices}, one on each device of the {jax.process_count()} processes"
         )
     if machines > 1:
         raise ValueError(f"--machines {machines}: workers that are emulated on one device have no machines")

@@ -76,10 +76,10 @@ def _read(path: Path) -> Dataset:
     except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{expected}, with label, split, field_names, cardinality and f_<field>: {error}") from error
     if len(fields) != len(cardinality) or any(field.shape != labels.shape for field in [split, *fields]):
-        raise DataError(f"{expected}, with a cardinality and one id an example for each field, but lengths differ")
+        raise DataError(f"{expected}, with a cardinality and one id per example for each field, but lengths differ")
     for name, field, values in zip(names, fields, cardinality, strict=True):
         if field.size and not 0 <= field.min() <= field.max() < values:
-            found = f"they go from {field.min()} to {field.max()}"
+            found = f"they range from {field.min()} to {field.max()}"
             raise DataError(f"{expected}, with ids of f_{name} from 0 to {values - 1}, but {found}")
     rows = (np.stack(fields, axis=1) + np.cumsum(cardinality) - cardinality).astype(np.int32)
     train, valid = (Examples(rows[split == part], labels[split == part]) for part in (_TRAIN, _VALID))

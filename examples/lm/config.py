@@ -14,7 +14,7 @@ class Config(config.Config):
     data: Path | None = option(
         None, "text: a file, or a directory of *.txt, *.md, *.rst, *.py, each also as .gz (default: Python's own)"
     )
-    vocab: int = option(20_000, "most frequent words kept, <eos> and <unk> among them", least=4)
+    vocab: int = option(20_000, "most frequent words kept, including <eos> and <unk>", least=4)
     dim: int = option(256, "width of both embedding tables", least=1)
     hidden: int = option(128, "width of the LSTM", least=1)
     negatives: int = option(256, "words sampled for the softmax, per worker and step", least=1)

@@ -41,7 +41,7 @@ def language_modelling(config: Config, corpus: text.Corpus) -> Task:
 
     return Task(
         lines=(
-            f"text     {corpus.source}: {len(corpus.train):,} words, {vocab:,} different",
+            f"text     {corpus.source}: {len(corpus.train):,} words, {vocab:,} distinct",
             f"model    {2 * vocab * config.dim / 1e6:.2f}M parameters in two embedding tables, LSTM of {config.hidden}",
         ),
         items="words",

@@ -70,7 +70,7 @@ def _read(path: Path, length: int) -> Languages:
 def _pair(path: Path, number: int, line: str) -> list[list[str]]:
     sentences = [text.WORD.findall(column) for column in line.split("\t")]
     if len(sentences) != 2 or not all(sentences):
-        raise DataError(f"{path} line {number} is {line[:40]!r}, but 'source<TAB>target' was expected")
+        raise DataError(f"{path}, line {number}: expected 'source<TAB>target', but found {line[:40]!r}")
     return sentences
 
 

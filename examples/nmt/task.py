@@ -15,6 +15,7 @@ from examples.nmt import data
 from examples.nmt.config import Config
 from examples.nmt.model import Translator, in_sentence
 
+_CLIP_NORM = 1.0  # without it, losses spike at the default learning rate
 _VALID = 8, 64  # batches, and pairs in each
 
 
@@ -58,7 +59,7 @@ def translation(config: Config, bitext: data.Bitext) -> Task:
         batch=batch,
         loss=loss,
         lookups=lookups,
-        optimizer=optax.adagrad(config.learning_rate),
+        optimizer=optax.chain(optax.clip_by_global_norm(_CLIP_NORM), optax.adagrad(config.learning_rate)),
         metric="perplexity",
         validate=_perplexity(graph, bitext.valid),
     )

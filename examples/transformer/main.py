@@ -1,4 +1,4 @@
-"""Trains a decoder-only transformer with gradients compressed by DGC, and compares schemes to synchronise them."""
+"""Trains a decoder-only transformer with gradients compressed by DGC, and compares schemes for synchronising them."""
 
 import sys
 

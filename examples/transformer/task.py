@@ -29,7 +29,7 @@ def compressed_language_modelling(config: Config, corpus: text.Corpus) -> Task:
     if config.density > 1:
         raise ValueError(f"--density {config.density} must be at most 1")
     if config.compact and config.warmup:
-        raise ValueError(f"--compact has room for --density only; leave it out with --warmup {config.warmup}")
+        raise ValueError(f"--compact has room only for --density; leave it out with --warmup {config.warmup}")
     vocab = len(corpus.words)
     streams = text.streams(corpus.train, config.workers, config.batch, config.length)
     model = Transformer(vocab, config.length, config.layers, config.dim, config.heads, rngs=nnx.Rngs(config.seed))
@@ -51,7 +51,7 @@ def compressed_language_modelling(config: Config, corpus: text.Corpus) -> Task:
 
     return Task(
         lines=(
-            f"text     {corpus.source}: {len(corpus.train):,} words, {vocab:,} different",
+            f"text     {corpus.source}: {len(corpus.train):,} words, {vocab:,} distinct",
             f"model    {count / 1e6:.2f}M parameters, {config.layers} blocks of width {config.dim}",
             f"sends    {sent}",
         ),

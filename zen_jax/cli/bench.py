@@ -34,24 +34,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="GRADIENTS.npz",
-        help="stacked gradients of a step (default: made up)",
+        help="stacked gradients of one step (default: made up)",
     )
     parser.add_argument(
-        "--density", type=shared.share, default=0.01, help="of made-up gradients (default: %(default)s)"
+        "--density", type=shared.share, default=0.01, help="density of made-up gradients (default: %(default)s)"
     )
-    parser.add_argument("--rows", type=number, default=20_000, metavar="N", help="of those (default: %(default)s)")
-    parser.add_argument("--columns", type=number, default=64, metavar="N", help="of those (default: %(default)s)")
+    parser.add_argument("--rows", type=number, default=20_000, metavar="N", help="their rows (default: %(default)s)")
+    parser.add_argument("--columns", type=number, default=64, metavar="N", help="their columns (default: %(default)s)")
     alone_or_not = parser.add_mutually_exclusive_group()
     alone_or_not.add_argument(
         "--workers",
         type=shared.at_least(2),
         metavar="N",
-        help=f"devices of this process (default: as many as the gradients are of, or {WORKERS})",
+        help=f"number of devices of this process (default: one for each slice of the gradients, or {WORKERS})",
     )
     alone_or_not.add_argument("--coordinator", metavar="HOST:PORT", help="an address of rank 0, for several processes")
-    parser.add_argument("--processes", type=number, metavar="N", help="how many there are, with --coordinator")
-    parser.add_argument("--rank", type=shared.at_least(0), metavar="R", help="this process, with --coordinator")
-    shared.add_schemes(parser, zen.schemes.names(), f"what to time beside {BASELINE}")
+    parser.add_argument("--processes", type=number, metavar="N", help="number of processes, with --coordinator")
+    parser.add_argument("--rank", type=shared.at_least(0), metavar="R", help="rank of this process, with --coordinator")
+    shared.add_schemes(parser, zen.schemes.names(), f"schemes to time besides {BASELINE}")
     parser.add_argument("--repeats", type=number, default=5, metavar="N", help="timed calls (default: %(default)s)")
     parser.add_argument(
         "--gbps", type=shared.positive, help="bandwidth to estimate with, in Gbit/s (default: measured)"
@@ -72,18 +72,20 @@ def run(options: argparse.Namespace) -> output.Result | None:
         raise ValueError("--gbps and --latency-us go together. Leave both out to measure the links.")
     steps = gradients.read(options.gradients)
     if place is not None:
-        output.say("waiting for the other processes, five minutes at most")
+        output.say("waiting for the other processes, for at most five minutes")
         workers.join(place)
         mesh = workers.make_mesh(None)
     else:
         mesh = workers.make_mesh(options.workers or (gradients.workers(steps[0]) if steps else WORKERS))
     if mesh.size < 2:
-        raise ValueError("there is only one worker, and nothing to synchronise. Use at least two.")
+        raise ValueError("there is only one worker, so nothing to synchronise. Use at least two.")
     if not steps:
         steps = [gradients.synthetic(mesh.size, options.rows, options.columns, options.density)]
     if gradients.workers(steps[0]) != mesh.size:
         held = gradients.workers(steps[0])
-        raise ValueError(f"the gradients are of {held} workers, but there are {mesh.size}. Give one slice for each.")
+        raise ValueError(
+            f"the gradients are those of {held} workers, but there are {mesh.size}. Give one slice for each."
+        )
     say = output.say if jax.process_index() == 0 else lambda line: None
     with output.chatter_to_stderr():  # gloo's
         return _bench(steps, mesh, options, say)

@@ -31,7 +31,7 @@ def read(paths: Sequence[Path]) -> list[dict[str, np.ndarray]]:
 def _read(path: Path) -> dict[str, np.ndarray]:
     path.open("rb").close()  # a missing file is not a bad one
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is no .npz file. {SAVE}")
+        raise ValueError(f"{path} is not a .npz file. {SAVE}")
     try:
         with np.load(path) as saved:
             leaves = {name: saved[name] for name in saved.files}
@@ -42,8 +42,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     for name, leaf in leaves.items():
         if not isinstance(leaf, np.ndarray) or leaf.dtype.kind == "V":  # what NumPy makes of bfloat16
             raise ValueError(
-                f"{path}: {name} is of no type that NumPy keeps, such as bfloat16. Save it as float32, or in Python "
-                "the profile itself, zen_jax.profile(gradients).save(FILE): a plan is for the dtype of its profile."
+                f"{path}: {name} has a type that NumPy does not keep, such as bfloat16. Save it as float32, or save "
+                "the profile in Python, zen_jax.profile(gradients).save(FILE): a plan is for the dtype of its profile."
             )
     slices = {leaf.shape[:1] for leaf in leaves.values()}
     if len(slices) > 1 or slices & {(), (0,)}:

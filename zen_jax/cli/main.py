@@ -68,8 +68,8 @@ def parser() -> argparse.ArgumentParser:
     """The parser of `zen-jax`; a subcommand's help is its module's docstring and EXAMPLES."""
     top = _Parser(
         prog="zen-jax",
-        description="Measures how sparse gradients are, and plans, estimates and times how to synchronise them.",
-        epilog="zen-jax COMMAND --help shows the options of a command, and examples.",
+        description="Measures how sparse gradients are, and plans, estimates and times their synchronisation.",
+        epilog="zen-jax COMMAND --help shows a command's options, with examples.",
     )
     commands = top.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, module in COMMANDS.items():

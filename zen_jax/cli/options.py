@@ -19,19 +19,19 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         "--cluster",
         type=Path,
         metavar="CLUSTER.json",
-        help="links and kernels from zen-jax bench --save-cluster, in place of the five options below",
+        help="links and kernels from zen-jax bench --save-cluster, instead of the five options below",
     )
     parser.add_argument(
-        "--hosts", type=at_least(1), metavar="N", help="machines (default: as many as hold the profile's workers)"
+        "--hosts", type=at_least(1), metavar="N", help="number of machines (default: enough for the profile's workers)"
     )
-    parser.add_argument("--devices-per-host", type=at_least(1), metavar="N", help="workers on each (default: 1)")
+    parser.add_argument("--devices-per-host", type=at_least(1), metavar="N", help="workers per machine (default: 1)")
     parser.add_argument(
         "--gbps",
         type=positive,
         help=f"bandwidth of a machine's link, each way, in Gbit/s (default: {zen.Cluster.inter_gbps})",
     )
     parser.add_argument(
-        "--intra-gbps", type=positive, metavar="GBPS", help="that of a device inside its machine (default: --gbps)"
+        "--intra-gbps", type=positive, metavar="GBPS", help="bandwidth of a device inside its machine (default: --gbps)"
     )
     parser.add_argument(
         "--latency-us",
@@ -54,7 +54,7 @@ def cluster(options: argparse.Namespace, n: int) -> zen.Cluster:
     if options.cluster is not None:
         if typed:
             flags = ", ".join("--" + name.removeprefix("inter_").replace("_", "-") for name in typed)
-            raise ValueError(f"--cluster says all of the cluster, but there is {flags} too. Leave one out.")
+            raise ValueError(f"--cluster describes the whole cluster. Give it or {flags}, not both.")
         return zen.Cluster.load(options.cluster)
     return zen.Cluster(**{"hosts": max(1, n // typed.get("devices_per_host", 1))} | typed)
 
@@ -116,5 +116,5 @@ def _schemes(word: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(word.split(",")))
     for name in names:
         if name not in zen.schemes.names():
-            raise argparse.ArgumentTypeError(f"{name!r} is unknown. Use some of {','.join(zen.schemes.names())}")
+            raise argparse.ArgumentTypeError(f"{name!r} is unknown. Use one or more of {','.join(zen.schemes.names())}")
     return names

@@ -24,14 +24,14 @@ class Result(NamedTuple):
 
 def add_json(parser: argparse.ArgumentParser, *aliases: str) -> None:
     """Adds --json, with other names for it where other subcommands read the file."""
-    meaning = "write the result as JSON; - for standard output, and nothing else there"
+    meaning = "write the result as JSON; - for standard output, with nothing else there"
     how = {"dest": "json", "action": "append", "default": [], "metavar": "FILE"}
     parser.add_argument(*aliases, "--json", type=_json_file, **how, help=meaning)
 
 
 def add_plot(parser: argparse.ArgumentParser) -> None:
     """Adds --plot."""
-    parser.add_argument("--plot", type=_figure_file, metavar="FILE", help="draw the result: .png, .pdf or .svg")
+    parser.add_argument("--plot", type=_figure_file, metavar="FILE", help="draw the result as .png, .pdf or .svg")
 
 
 def check_apart(options: argparse.Namespace) -> None:
@@ -41,12 +41,12 @@ def check_apart(options: argparse.Namespace) -> None:
         given = (getattr(options, name, None) for name in names)
         return [file for some in given if some for file in (some if isinstance(some, list) else [some])]
 
-    taken = dict.fromkeys((Path(file).resolve() for file in files("gradients", "profile", "cluster")), "read")
+    taken = dict.fromkeys((Path(file).resolve() for file in files("gradients", "profile", "cluster")), "also an input")
     for file in files("json", "plot", "save_cluster"):
         path = Path(file).resolve()
         if path in taken and file != STDOUT:
             raise ValueError(f"{file} is {taken[path]}, and writing would replace it. Give another file.")
-        taken[path] = "written already"
+        taken[path] = "already an output"
 
 
 def show(result: Result | None, options: argparse.Namespace) -> None:

@@ -21,7 +21,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "gradients", nargs="+", type=Path, metavar="GRADIENTS.npz", help="stacked gradients of one step"
     )
     parser.add_argument(
-        "--unit", type=_unit, help="element, row, auto or a number of columns, to measure it alone (default: several)"
+        "--unit",
+        type=_unit,
+        help="measure only this unit: element, row, auto or a number of columns (default: several)",
     )
     output.add_json(parser, "--save")
     output.add_plot(parser)
@@ -49,6 +51,6 @@ def _draw(profile: zen.SparsityProfile, figure: Any) -> None:
             left.plot(workers, [finest.densification(k) for k in workers], marker=".", label=label)
             right.plot(finest.partition_skewness.keys(), finest.partition_skewness.values(), marker=".", label=label)
     left.set(xlabel="workers summed", ylabel="densification ratio", title="Sums grow denser")
-    right.set(xlabel="partitions", ylabel="skewness ratio", title="Non-zeros crowd", xscale="log", yscale="log")
+    right.set(xlabel="partitions", ylabel="skewness ratio", title="Non-zeros cluster", xscale="log", yscale="log")
     if left.lines:
         left.legend()

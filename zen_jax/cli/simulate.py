@@ -18,7 +18,11 @@ EXAMPLES = """  zen-jax simulate profile.json --max-workers 4096 --gbps 25
 def add_options(parser: argparse.ArgumentParser) -> None:
     shared.add_profile(parser)
     parser.add_argument(
-        "--max-workers", type=shared.at_least(2), default=4096, metavar="N", help="most workers (default: %(default)s)"
+        "--max-workers",
+        type=shared.at_least(2),
+        default=4096,
+        metavar="N",
+        help="largest number of workers (default: %(default)s)",
     )
     shared.add_cluster(parser)
     shared.add_choice(parser)
@@ -41,7 +45,7 @@ def _workers(profiled: int, cluster: zen.Cluster, most: int) -> list[int]:
     doublings = {first << k for k in range(most.bit_length())} | {profiled}
     workers = sorted(n for n in doublings if 2 <= n <= min(most, MAX_WORKERS))
     if not workers:
-        raise ValueError(f"--max-workers {most} leaves none: hosts have {first} workers. Allow more.")
+        raise ValueError(f"--max-workers {most} leaves nothing to estimate: a host has {first} workers. Allow more.")
     return workers
 
 

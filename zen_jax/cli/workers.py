@@ -40,7 +40,7 @@ def find_place(coordinator: str | None, processes: int | None, rank: int | None,
         raise ValueError(f"--rank {rank} is too high for --processes {processes}. Number the processes from 0.")
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"--coordinator {coordinator!r} is no HOST:PORT. Give an address of rank 0 and a free port.")
+        raise ValueError(f"--coordinator {coordinator!r} must be HOST:PORT. Give an address of rank 0 and a free port.")
     return place
 
 
@@ -55,7 +55,7 @@ def join(place: Place) -> None:
         try:
             socket.create_server(("", port)).close()  # gRPC would share the port with another run, and end that run
         except OSError as error:
-            raise ValueError(f"rank 0 cannot listen at port {port}: {error.strerror}. Give another one.") from error
+            raise ValueError(f"rank 0 cannot listen on port {port}: {error.strerror}. Give another one.") from error
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(*place, shutdown_timeout_seconds=_PATIENCE)
 
@@ -72,7 +72,7 @@ def make_mesh(n: int | None) -> Mesh:
     devices = jax.devices()[:n]
     if n is not None and len(devices) < n:
         raise ValueError(
-            f"{n} workers need as many devices, but there are {len(devices)} of {devices[0].platform}. "
+            f"{n} workers need as many devices, but platform {devices[0].platform} has {len(devices)}. "
             "Use fewer, or emulate them: JAX_PLATFORMS=cpu."
         )
     return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)

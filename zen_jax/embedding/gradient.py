@@ -78,6 +78,6 @@ def _take(
         unknown = sorted(set(names) - set(known))
         if unknown:
             raise ValueError(
-                f"{argument} names {', '.join(unknown)}, but {owner} have {', '.join(known)}. Use names of {owner}."
+                f"{argument} names {', '.join(unknown)}, but {owner} have {', '.join(known)}. Use names from {owner}."
             )
     return {name: take_rows(tables[name], of_table, padding_id=padding.get(name)) for name, of_table in ids.items()}

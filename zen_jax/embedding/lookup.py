@@ -46,7 +46,7 @@ class TakenRows:
 
     def __getitem__(self, ids: Array) -> Array:
         if isinstance(ids, slice | tuple):
-            raise ValueError(f"table[{ids}]: only rows at ids can be read. What reads more needs the dense gradient.")
+            raise ValueError(f"table[{ids}]: only rows at ids can be read. Reading more needs the dense gradient.")
         return lookup(self, ids)
 
     def gradient(self, rows: Array) -> RowSparseGradient:
@@ -118,8 +118,8 @@ def lookup(table: Array | TakenRows, ids: Array, *, padding_id: int | None = Non
         table = jnp.asarray(table)
     elif table.ids.dtype != jnp.int32:
         raise ValueError(
-            f"TakenRows has ids of {table.ids.dtype}, but they must be int32: something has cast or computed with all "
-            "arrays of the parameters. Leave out integers, or cast what is looked up."
+            f"TakenRows has ids of {table.ids.dtype}, but they must be int32: something has cast all arrays of the "
+            "parameters, or computed with them. Leave integers out, or cast the rows after lookup."
         )
     num_rows = _num_rows(table)
     check_ids(ids, num_rows, padding_id)
@@ -162,7 +162,7 @@ def bag(table: Array | TakenRows, ids: Array, *, combiner: str = "sum", padding_
     check_choice("combiner", combiner, COMBINERS)
     rows = lookup(table, ids, padding_id=padding_id)
     if not jnp.ndim(ids):
-        raise ValueError("ids of a bag must have a last axis, its length, but they are a scalar.")
+        raise ValueError("ids are a scalar, but must have a last axis, the length of a bag. Give an array [..., L].")
     axis = jnp.ndim(ids) - 1
     total = jnp.sum(rows, axis=axis, dtype=accumulator_dtype(rows.dtype))
     if combiner == "mean":
@@ -186,9 +186,7 @@ def check_ids(ids: Any, num_rows: int, padding_id: int | None = None) -> None:
     check_integers("ids", ids)
     held = jnp.iinfo(widened_dtype(ids))
     if padding_id is not None and not (is_integer(padding_id) and held.min <= padding_id <= held.max):
-        raise ValueError(
-            f"padding_id={padding_id!r} must be None or an integer that ids, which are {held.dtype}, can be."
-        )
+        raise ValueError(f"padding_id={padding_id!r} must be None or an integer that fits in {held.dtype}, as ids do.")
     if isinstance(ids, jax.core.Tracer):
         return
     ids = np.asarray(ids)
@@ -199,7 +197,7 @@ def check_ids(ids: Any, num_rows: int, padding_id: int | None = None) -> None:
         where = tuple(int(i) for i in np.argwhere(outside)[0])
         raise ValueError(
             f"ids hold {ids[where]} at {list(where)}, but the table has rows 0 to {num_rows - 1}. "
-            "Map unknown ids to a row of their own, or name the one that stands for none: padding_id."
+            "Map unknown ids to a row of their own, or pass the id that stands for no row as padding_id."
         )
 
 

@@ -50,8 +50,8 @@ def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExt
         state = inner.init(params)
         if any(map(_is_of_steps, jax.tree.leaves(state, is_leaf=_is_of_steps))):
             raise ValueError(
-                "lazy has optax.MultiSteps or apply_every inside, which would lose the rows that its last step does "
-                "not touch. Add up the gradients before update, by RowSparseGradient.from_lookups."
+                "lazy wraps optax.MultiSteps or apply_every, which would lose the rows that its last step does "
+                "not touch. Add up the gradients before update, with RowSparseGradient.from_lookups."
             )
         return state
 

@@ -31,7 +31,7 @@ class Autotuned:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             raise ValueError(
-                "the step of zen_jax.autotune was called inside jit or scan, where it would profile for ever. Call it "
+                "the step from zen_jax.autotune was called inside jit or scan, where it would profile forever. Call it "
                 "outside, and compile in make_step."
             )
         # Before the step: if this fails, no results are lost and no argument has been donated.

@@ -92,12 +92,12 @@ class Cluster(Kept):
     def workers(self) -> int:
         return self.hosts * self.devices_per_host
 
-    def check_workers(self, n: int, whose: str = "the profile is of") -> None:
+    def check_workers(self, n: int, whose: str = "the profile has") -> None:
         """Raises a ValueError unless n is the number of devices, or of hosts (whose devices reduce first)."""
         if n not in (self.workers, self.hosts):
             raise ValueError(
                 f"{whose} {n} workers, but the cluster has {self.hosts} hosts with {self.devices_per_host} devices "
-                "each. Give a cluster of as many devices, or hosts."
+                "each. Give a cluster with that many devices, or hosts."
             )
 
     def seconds(self, collective: str, nbytes: float, n: int, distance: int | None = None) -> float:

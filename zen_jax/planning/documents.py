@@ -42,13 +42,13 @@ class Kept:
         try:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{path} is no zen_jax {kind}: {error}. {again}") from error
+            raise ValueError(f"{path} is not a zen_jax {kind}: {error}. {again}") from error
         found = document.get("zen_jax") if isinstance(document, dict) else None
         if found != kind:
-            raise ValueError(f"{path} is no zen_jax {kind}" + (f" but a {found}" if found else "") + f". {again}")
+            raise ValueError(f"{path} is not a zen_jax {kind}" + (f" but a {found}" if found else "") + f". {again}")
         version = document.get("version")
         if version != VERSION:
-            raise ValueError(f"{path} is of version {version!r}, but this zen_jax reads {VERSION}. {again}")
+            raise ValueError(f"{path} has version {version!r}, but this zen_jax reads version {VERSION}. {again}")
         try:
             return cls._from_json(document)
         except (KeyError, TypeError, AttributeError, ValueError) as error:

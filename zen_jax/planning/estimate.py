@@ -89,7 +89,7 @@ class Estimate:
     @property
     def caveat(self) -> str:
         """What a reader must know about the seconds, to append to a heading."""
-        return "" if self.counts_computing else "; time to compute is left out: zen_jax.calibrate measures it"
+        return "" if self.counts_computing else "; compute time is left out: zen_jax.calibrate measures it"
 
 
 def together(leaves: Collection[Estimated | Bound]) -> tuple[float, float]:

@@ -52,7 +52,7 @@ class LeafPlan:
             capacity = None if capacity is None else tuple(capacity)
             plain = {"shape": tuple(self.shape), "dtype": str(dtype), "capacity": capacity}
         except TypeError as error:
-            raise ValueError(f"{self} has a shape, dtype or capacity that is none: {error}.") from error
+            raise ValueError(f"{self} has an invalid shape, dtype or capacity: {error}.") from error
         errors.check_float("dtype", dtype)
         for name, value in plain.items():
             object.__setattr__(self, name, value)
@@ -64,19 +64,19 @@ class LeafPlan:
             errors.check_at_least("shape", size, 0)
         unit_width(self.shape, self.unit, n=1)  # refuses one that does not divide the columns
         if self.capacity == ():
-            raise ValueError("capacity=() is of no exchange. Give one for each, or None.")
+            raise ValueError("capacity=() has no entries. Give one for each exchange, or None.")
         for capacity in self.capacity or ():
             errors.check_capacity(capacity)
         if self.bucket is not None:
             errors.check_at_least("bucket", self.bucket, 0)
             if self.scheme not in _DENSE:
                 raise ValueError(
-                    f"scheme={self.scheme!r} is in bucket {self.bucket}, but buckets travel dense. Use one of "
+                    f"scheme={self.scheme!r} is in bucket {self.bucket}, but buckets are sent dense. Use one of "
                     f"{', '.join(_DENSE)}, or no bucket."
                 )
             if self.unit != 1:
                 raise ValueError(
-                    f"unit={self.unit} is in bucket {self.bucket}, which is of elements. Use 1, or no bucket."
+                    f"unit={self.unit} is in bucket {self.bucket}, but buckets have units of 1. Use 1, or no bucket."
                 )
 
     options = Candidate.options
@@ -104,7 +104,9 @@ class Plan(Kept):
             registry.check_exchanges(leaf.capacity or (), leaf.scheme, self.n)
             kind = leaf.dtype, leaf.scheme
             if leaf.bucket is not None and kinds.setdefault(leaf.bucket, kind) != kind:
-                raise ValueError(f"{name} is {kind} in bucket {leaf.bucket} of {kinds[leaf.bucket]}. Give it another.")
+                raise ValueError(
+                    f"{name} is {kind}, but bucket {leaf.bucket} is {kinds[leaf.bucket]}. Give it another bucket."
+                )
 
     def check(self, named: list[tuple[str, Array]], n: int | None, seed: int) -> None:
         """Raises a ValueError that says what differs if this is a plan for another tree, n or seed.
@@ -130,7 +132,7 @@ class Plan(Kept):
             planned = self.leaves.get(name)
             if planned and n is not None and (planned.shape, planned.dtype) != (leaf.shape, str(leaf.dtype)):
                 raise ValueError(
-                    f"plan is for {name} of {planned.dtype}{list(planned.shape)}, but the gradient is "
+                    f"plan is for {name} as {planned.dtype}{list(planned.shape)}, but the gradient is "
                     f"{leaf.dtype}{list(leaf.shape)}. Make a plan for these shapes."
                 )
 
@@ -212,7 +214,7 @@ def to_choose_from(schemes: Collection[str]) -> tuple[str, ...]:
     for scheme in schemes:
         errors.check_choice("schemes", scheme, registry.names())
     if not set(_DENSE) & set(schemes):
-        raise ValueError(f"schemes={tuple(schemes)!r} has no dense one. Add 'dense_ordered' or 'dense'.")
+        raise ValueError(f"schemes={tuple(schemes)!r} has no dense scheme. Add 'dense_ordered' or 'dense'.")
     # Never in the order of a set, which differs between processes.
     return tuple(dict.fromkeys(scheme for scheme in (*ORDERED, *registry.names()) if scheme in schemes))
 

@@ -52,14 +52,16 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
     for name, leaf in measured[0]:
         if is_sparse_leaf(leaf):
             raise ValueError(
-                f"{name} is a {type(leaf).__name__}, but profile counts arrays. Stack what to_dense() gives."
+                f"{name} is a {type(leaf).__name__}, but profile counts arrays. Stack the results of to_dense()."
             )
     sizes = {leaf.shape[:1] for named in measured for _, leaf in named}
     if len(sizes) != 1 or () in sizes:
         raise ValueError(f"stacked gradients must share one leading axis, one slice per worker; got {sorted(sizes)}.")
     kinds = [[(name, leaf.shape, leaf.dtype) for name, leaf in named] for named in measured]
     if any(kind != kinds[0] for kind in kinds):
-        raise ValueError("steps must be gradients of one tree, alike in names, shapes and dtypes. Profile them apart.")
+        raise ValueError(
+            "steps must be gradients of one tree, with equal names, shapes and dtypes. Profile others separately."
+        )
     ((n,),) = sizes
     leaves = {}
     for of_steps in zip(*measured, strict=True):

@@ -96,13 +96,13 @@ class Profiler:
     def _remember(self, named: list[tuple[str, Array]], options: dict[str, int]) -> None:
         if self._options not in ({}, options):
             before, now = (", ".join(f"{name}={value}" for name, value in o.items()) for o in (self._options, options))
-            raise ValueError(f"the profiler has watched {before}, but is to watch {now}. Use another Profiler for it.")
+            raise ValueError(f"the profiler has watched {before}, but now gets {now}. Use another Profiler for that.")
         leaves = {name: (leaf.shape, str(leaf.dtype)) for name, leaf in named}
         for name, (shape, dtype) in leaves.items():
             before = self._leaves.get(name, (shape, dtype))
             if before != (shape, dtype):
                 raise ValueError(
-                    f"the profiler has watched {name!r} of {before[1]}{list(before[0])}, but now it is "
+                    f"the profiler has watched {name!r} as {before[1]}{list(before[0])}, but now it is "
                     f"{dtype}{list(shape)}. Use another Profiler for another tree."
                 )
         self._options = options
@@ -131,7 +131,7 @@ class Profiler:
         seen, leaves = self._seen(), {}
         reports = [report for of_group in seen.values() for report in of_group]
         if not reports:
-            raise ValueError("the profiler has seen no step. Hand it to zen_jax.synchronize or value_and_grad as plan.")
+            raise ValueError("the profiler has seen no step. Pass it to zen_jax.synchronize or value_and_grad as plan.")
         steps = _steps(seen)
         for group, run in steps.items():
             if not run:

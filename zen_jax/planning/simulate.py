@@ -115,7 +115,7 @@ def simulate(
     schemes = to_choose_from(schemes)
     cluster.check_workers(profile.n)
     if profile.n < 2:
-        raise ValueError("the profile is of 1 worker, which says nothing of more. Profile at least two workers.")
+        raise ValueError("a profile of 1 worker says nothing about more. Profile at least two workers.")
     flat = profile.n == cluster.workers
     points = []
     for n in workers:
@@ -124,7 +124,7 @@ def simulate(
         n = int(n)  # NumPy integers have no bit_length
         devices = min(n, cluster.devices_per_host)
         if flat and n % devices:
-            raise ValueError(f"workers={n} do not fill hosts of {devices} devices. Use multiples of {devices}.")
+            raise ValueError(f"workers={n} does not fill hosts of {devices} devices. Use multiples of {devices}.")
         resized = replace(cluster, hosts=n // devices, devices_per_host=devices) if flat else replace(cluster, hosts=n)
         estimated = estimate(for_workers(profile, n), resized)
         choice = {leaf: estimated.best(leaf, schemes).candidate.scheme for leaf in profile.leaves}

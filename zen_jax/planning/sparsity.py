@@ -55,11 +55,13 @@ class UnitProfile:
             check_at_least("partitions", parts, 1)
             check_positive("partition_skewness", ratio)
         if list(self.unions) != sorted(self.unions) or self.unions[-1] > self.units:
-            raise ValueError(f"unions={self.unions} must grow, to {self.units} units at most. Profile again.")
+            raise ValueError(f"unions={self.unions} must not decrease, nor exceed {self.units} units. Profile again.")
         if n not in self.partition_skewness:
-            raise ValueError(f"partition_skewness={self.partition_skewness} lacks {n} partitions. Profile again.")
+            raise ValueError(
+                f"partition_skewness={self.partition_skewness} has no entry for {n} partitions. Profile again."
+            )
         if len(self.groups) <= (n - 1).bit_length():
-            raise ValueError(f"groups={self.groups} lack some of the partial sums of {n} workers. Profile again.")
+            raise ValueError(f"groups={self.groups} lacks some of the partial sums of {n} workers. Profile again.")
 
     @property
     def nonzero(self) -> float:
@@ -98,8 +100,8 @@ class LeafProfile:
         for width, unit in self.units.items():
             if unit.width != width or unit.units != -(-self.elements // unit.width):
                 raise ValueError(
-                    f"units={unit.units} of width={unit.width}, kept under {width}, do not make up shape={self.shape}. "
-                    "Profile again."
+                    f"units={unit.units} of width={unit.width}, stored under {width}, do not make up "
+                    f"shape={self.shape}. Profile again."
                 )
 
     @property
@@ -144,7 +146,7 @@ class SparsityProfile(Kept):
             check_float(name, np.dtype(str(leaf.dtype)))  # NumPy turns None into float64
             measured = {len(unit.unions) for unit in leaf.units.values()}
             if measured - {self.n}:
-                raise ValueError(f"{name} was profiled among {max(measured)} workers, but n={self.n}.")
+                raise ValueError(f"{name} was profiled with {max(measured)} workers, but n={self.n}. Profile again.")
 
     @classmethod
     def _from_json(cls, document: Mapping[str, Any]) -> Self:

@@ -90,8 +90,8 @@ def dgc(
         density = feedback.check_density(density)
     elif compact:
         raise ValueError(
-            "compact=True sets room aside for a density that is a number, but density is a schedule. Warm up with "
-            "compact=False and go on with the last density and the same state."
+            "compact=True sets aside room for a density that is a number, but density is a schedule. Warm up with "
+            "compact=False, then continue with the last density and the same state."
         )
     _check(momentum, clip_norm, axis_name)
 
@@ -171,7 +171,7 @@ def warmup_density(density: float, steps: int, stages: int = 5) -> Callable[[Arr
 
 def _check(momentum: float, clip_norm: float | None, axis_name: AxisName | None) -> None:
     if not errors.is_number(momentum) or not 0 <= momentum < 1:
-        raise ValueError(f"momentum={momentum!r} must be a number from 0 to below 1.")
+        raise ValueError(f"momentum={momentum!r} must be a number of at least 0 and below 1.")
     if clip_norm is None:
         return
     errors.check_positive("clip_norm", clip_norm)

@@ -37,7 +37,9 @@ def map_leaves(fun: Callable[..., tuple], updates: PyTree, *states: PyTree) -> t
     results = []
     for (name, leaf), *state in zip(named_leaves(updates), *map(treedef.flatten_up_to, states), strict=True):
         if is_sparse_leaf(leaf):
-            raise ValueError(f"{name} is a {type(leaf).__name__}, sparse already. Leave it out with optax.masked.")
+            raise ValueError(
+                f"{name} is a {type(leaf).__name__}, which is already sparse. Leave it out with optax.masked."
+            )
         errors.check_float(name, leaf.dtype)
         if leaf.shape != state[0].shape:
             raise ValueError(

@@ -93,7 +93,7 @@ def synchronize(
     errors.check_seed(seed)
     check_unit(unit)
     if plan is not None and not isinstance(plan, Plan | Profiler):
-        raise ValueError(f"plan is a {type(plan).__name__}, but must be what zen_jax.plan makes, a Profiler or None.")
+        raise ValueError(f"plan is a {type(plan).__name__}, but must be a zen_jax.Plan, a Profiler or None.")
     axes = _axis.joined(axis_name, intra_axis)
     reduce = partial(all_reduce, axis_name=axis_name, op=op, seed=seed, intra_axis=intra_axis, return_info=True)
 
@@ -187,8 +187,8 @@ def _by_name(infos: list[tuple[str, Info]], names: Iterable[str]) -> dict[str, I
         known = name if name in found else FUSED
         if known not in found:
             raise ValueError(
-                f"state is of {', '.join(found)}, but gradients have {name}. Call init with the parameters that they "
-                "are of."
+                f"state is for {', '.join(found)}, but gradients have {name}. Call init with the parameters that the "
+                "gradients belong to."
             )
         found[known].append(info)
     return {name: total(infos) for name, infos in found.items()}
