@@ -30,7 +30,7 @@ def lower_bound(touched: np.ndarray, row_bytes: int) -> float:
 def hashed_servers(rows: int, blocks: int, n: int, hash: str = "tile") -> np.ndarray:
     """int32 [rows, blocks]: the server of each unit under the tile rotation, or under MurmurHash ("murmur")."""
     units = np.arange(rows * blocks, dtype=np.uint32)
-    servers = hashing.server_of(units, n) if hash == "tile" else hashing.hierarchical(units, 0, n, seed=0)
+    servers = hashing.server_of(units, n) if hash == "tile" else hashing.hash_family(units, 0, n, seed=0)
     return servers.astype(np.int32).reshape(rows, blocks)
 
 

@@ -45,7 +45,7 @@ def seconds_by_step(task: Task, workers: Workers, plans: dict[str, Any], steps: 
     states = {name: initial_state(task, "auto", workers) for name in plans}
     taken: dict[str, list[float]] = {name: [] for name in plans}
     for number in range(steps + 1):
-        batch = workers.spread(task.batch(number, workers.local))
+        batch = workers.shard(task.batch(number, workers.local))
         for name, step_fun in step_funs.items():
             start = time.perf_counter()
             states[name], *_ = jax.block_until_ready(step_fun(states[name], batch, np.int32(number)))

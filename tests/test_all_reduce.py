@@ -19,7 +19,7 @@ SCHEMES = zen.schemes.names()
 # The other schemes are for comparison and run the same code in every mode, so fewer runs suffice.
 MAIN = ("dense", "dense_ordered", "zen", "auto")
 # psum sums in any order, the others in worker order, sparcml in the order of its tree.
-ORDERED = tuple(scheme for scheme in SCHEMES if scheme != "dense")
+WORKER_ORDER_SCHEMES = tuple(scheme for scheme in SCHEMES if scheme != "dense")
 SUM = {scheme: oracle.recursive_doubling if scheme == "sparcml" else oracle.ordered_sum for scheme in SCHEMES}
 OPTIONS = {
     "element": {"unit": "element"},
@@ -226,7 +226,7 @@ def assert_same_but_subnormals(actual, expected, message=""):
 def test_negative_zero_counts_as_zero():
     """No scheme that sums in order gives -0.0, so zen and its dense fallback agree even in the signs of zeros."""
     stack = np.full((3, 31, 4), -0.0, np.float32)
-    for scheme in ORDERED:
+    for scheme in WORKER_ORDER_SCHEMES:
         check("vmap", 3, stack, np.zeros((31, 4), np.float32), scheme, scheme=scheme)
 
 
@@ -257,7 +257,7 @@ def test_float16_rounds_once():
 @given(seed=st.integers(0, 2**32 - 1), density=st.floats(0, 1), by_row=st.booleans())
 def test_any_gradient(n, seed, density, by_row):
     stack = sparse(np.random.default_rng(seed), n, (31, 4), density, integers=False, by_row=by_row)
-    for scheme in ("zen", "auto") if n == 2 else ORDERED:
+    for scheme in ("zen", "auto") if n == 2 else WORKER_ORDER_SCHEMES:
         check("vmap", n, stack, SUM[scheme](stack, n), scheme, scheme=scheme)
 
 

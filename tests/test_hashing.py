@@ -33,7 +33,7 @@ def test_murmur3_known_vectors(key, seed, expected):
 @pytest.mark.parametrize("seed", [np.uint32(0xFFFFFFFF), np.int32(2**31 - 1)])
 def test_seeds_of_numpy_are_those_of_python(seed):
     for i in range(3):
-        mine, expected = (zen.hashing.hierarchical(np.arange(9), i, 8, s) for s in (seed, int(seed)))
+        mine, expected = (zen.hashing.hash_family(np.arange(9), i, 8, s) for s in (seed, int(seed)))
         np.testing.assert_array_equal(mine, expected)
 
 

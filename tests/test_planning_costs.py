@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import zen_jax as zen
 from zen_jax.formats.tensor_block import BLOCK
 from zen_jax.planning import calibrate, costs
-from zen_jax.planning.cluster import COLLECTIVES, KERNELS, Link, Rate
+from zen_jax.planning.cluster import COLLECTIVES, KERNELS, KernelCost, Link
 from zen_jax.planning.profile import fullest_bin
-from zen_jax.planning.simulate import for_workers
+from zen_jax.planning.simulate import extrapolate
 from zen_jax.planning.sparsity import LeafProfile
 from zen_jax.schemes import sparcml
 
@@ -103,7 +103,9 @@ def test_links():
     assert shared.seconds("all_gather", 7e6, 8) == pytest.approx(7e-3)
     assert shared.seconds_inside(1e6) == pytest.approx(1.5e-3)
     assert flat.seconds_inside(1e6) == 0
-    measured = zen.Cluster(8, collectives={"psum": Link(latency_us=100, gbps=16)}, kernels={"sum": Rate(1e-9, 2e-9)})
+    measured = zen.Cluster(
+        8, collectives={"psum": Link(latency_us=100, gbps=16)}, kernels={"sum": KernelCost(1e-9, 2e-9)}
+    )
     assert measured.seconds("psum", 2e6, 8) == pytest.approx(3 * 100e-6 + 1e-3)
     assert measured.seconds_computing("sum", 1e6, 1e6, 4) == pytest.approx(3e-3)
     assert measured.seconds_computing("copy", 1e6, 1e6, 4) == 0
@@ -120,7 +122,7 @@ def test_recursive_doubling_pays_the_links_that_it_crosses(hosts, devices):
     """Stages between devices of one machine stay inside it; in other stages all devices of a machine send at once."""
     n = hosts * devices
     cluster = zen.Cluster(hosts, devices, inter_gbps=1, intra_gbps=1000, latency_us=0)
-    leaf = for_workers(PROFILE, n).leaves["table"]
+    leaf = extrapolate(PROFILE, n).leaves["table"]
     (candidate,) = (way for way in costs.candidates(leaf, n) if way.scheme == "sparcml")
     permutes = [exchange for exchange in candidate.exchanges if exchange.collective == "permute"]
     for permute, stage in zip(permutes, sparcml.stages(n), strict=True):
@@ -130,7 +132,7 @@ def test_recursive_doubling_pays_the_links_that_it_crosses(hosts, devices):
 
 
 def test_clusters_are_kept(tmp_path):
-    links, kernels = {"psum": Link(latency_us=100, gbps=16)}, {"sum": Rate(1e-9, 2e-9)}
+    links, kernels = {"psum": Link(latency_us=100, gbps=16)}, {"sum": KernelCost(1e-9, 2e-9)}
     for cluster in (zen.Cluster(3), zen.Cluster(2, 4, 1.5, 100.0, 3.0, links, kernels)):
         cluster.save(tmp_path / "cluster.json")
         assert zen.Cluster.load(tmp_path / "cluster.json") == cluster
@@ -153,7 +155,7 @@ def test_clusters_are_kept(tmp_path):
         ({"latency_us": -1}, "latency_us=-1"),
         ({"latency_us": float("nan")}, "latency_us=nan"),
         ({"collectives": {"broadcast": Link(1, 1)}}, "'broadcast'"),
-        ({"kernels": {"partitoin": Rate(0, 0)}}, "'partitoin'"),
+        ({"kernels": {"partitoin": KernelCost(0, 0)}}, "'partitoin'"),
     ],
 )
 def test_bad_clusters(options, fragment):
@@ -179,7 +181,7 @@ def test_estimate():
     assert nbytes == sum(schemes["zen"].nbytes for schemes in found.leaves.values())
     assert seconds == sum(schemes["zen"].seconds for schemes in found.leaves.values())
     assert "lower bound" in str(found) and "compute time is left out" in str(found)
-    measured = zen.Cluster(8, kernels={"partition": zen.planning.cluster.Rate(1e-10, 1e-10)})
+    measured = zen.Cluster(8, kernels={"partition": zen.planning.cluster.KernelCost(1e-10, 1e-10)})
     assert "left out" not in str(zen.estimate(PROFILE, measured))
     assert found.to_json()["leaves"]["table"]["zen"]["bytes"] == found.leaves["table"]["zen"].nbytes
 
@@ -255,13 +257,13 @@ def test_calibrate(monkeypatch):
 def test_simulation_extrapolates():
     """A profile of 8 workers predicts what 16 workers really have, within a tenth."""
     few, many = (zen.profile(jnp.asarray(zipf_gradients(n)), unit="row") for n in (8, 16))
-    guessed, measured = for_workers(few, 16).leaves[""].units[8], many.leaves[""].units[8]
+    guessed, measured = extrapolate(few, 16).leaves[""].units[8], many.leaves[""].units[8]
     for name in ("unions", "contiguous_push", "contiguous_pull"):
         np.testing.assert_allclose(getattr(guessed, name), getattr(measured, name), 0.1, err_msg=name)
     np.testing.assert_allclose(guessed.groups, measured.groups, 0.1)
     assert measured.push <= guessed.push
     assert measured.pull <= guessed.pull
-    assert for_workers(few, 8) is few
+    assert extrapolate(few, 8) is few
 
 
 def test_simulate():

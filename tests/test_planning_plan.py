@@ -20,7 +20,7 @@ import zen_jax as zen
 from zen_jax import agreement
 from zen_jax.planning import autotune
 from zen_jax.planning.costs import candidates
-from zen_jax.planning.plan import ORDERED
+from zen_jax.planning.plan import WORKER_ORDER_SCHEMES
 
 N = 4
 RNG = np.random.default_rng(0)
@@ -184,7 +184,7 @@ def test_autotune_compiles_twice_and_changes_no_bit():
     assert len(set(map(id, traced))) == len(traced) == 2
     assert made[1] is step.plan
     assert step.profile.steps == 2
-    assert step.plan.leaves["table"].scheme in set(ORDERED) - {"dense_ordered"}
+    assert step.plan.leaves["table"].scheme in set(WORKER_ORDER_SCHEMES) - {"dense_ordered"}
     assert float(optax.tree.get(state, "info")["table"].rounds[0]) == 1
     # Gradients that outgrow the plan are noticed, and lose nothing.
     drifted = table | {"table": sparse(np.random.default_rng(1), N, (1024, 256), 0.15, integers=False)}

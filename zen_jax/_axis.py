@@ -28,7 +28,7 @@ def axis_names(axis_name: AxisName, argument: str = "axis_name") -> tuple:
     return names
 
 
-def joined(axis_name: AxisName, intra_axis: AxisName | None) -> AxisName:
+def combined_axes(axis_name: AxisName, intra_axis: AxisName | None) -> AxisName:
     """The axis of all devices, by machine and then by device. Raises a ValueError if the two axes overlap."""
     outer = axis_names(axis_name)
     if intra_axis is None:
@@ -107,12 +107,12 @@ def check_not_sharded(name: str, x: Array) -> None:
         )
 
 
-def beside(axis_name: AxisName) -> tuple:
+def other_manual_axes(axis_name: AxisName) -> tuple:
     """All other axes of an enclosing shard_map."""
     return tuple(axis for axis in jax.sharding.get_abstract_mesh().manual_axes if axis not in axis_names(axis_name))
 
 
-def largest_beside(x: Array, axis_name: AxisName) -> Array:
+def pmax_over_other_axes(x: Array, axis_name: AxisName) -> Array:
     """The maximum of x over all other axes of an enclosing shard_map, on which all devices of the program agree."""
 
     def may_vary(axis: str) -> bool:
@@ -120,7 +120,7 @@ def largest_beside(x: Array, axis_name: AxisName) -> Array:
         tracked = axis in varying(lax.axis_index(axis))
         return axis in varying(x) or not tracked
 
-    axes = tuple(axis for axis in beside(axis_name) if may_vary(axis))
+    axes = tuple(axis for axis in other_manual_axes(axis_name) if may_vary(axis))
     return lax.pmax(x, axes) if axes else x
 
 
@@ -128,7 +128,7 @@ def all_gather(x: Array, axis_name: AxisName) -> Array:
     """[...] to [n, ...], the same on every worker and typed as such where shard_map tracks it."""
     tracked = any(axis in varying(lax.axis_index(axis)) for axis in axis_names(axis_name))
     to = "invarying" if tracked else "varying"
-    return _bytes_sent(lambda x: lax.all_gather(x, axis_name, to=to), x)
+    return _send_bfloat16_as_uint16(lambda x: lax.all_gather(x, axis_name, to=to), x)
 
 
 def all_to_all(x: Array, axis_name: AxisName) -> Array:
@@ -136,7 +136,7 @@ def all_to_all(x: Array, axis_name: AxisName) -> Array:
     if not _is_manual(axis_name):
         # Given a value that is the same for all of vmap's workers, JAX returns an array of another shape.
         x = jnp.where(lax.axis_index(axis_name) >= 0, x, x)
-    return _bytes_sent(lambda x: lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0), x)
+    return _send_bfloat16_as_uint16(lambda x: lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0), x)
 
 
 def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> Array:
@@ -149,7 +149,7 @@ def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> 
         pairs = [*pairs, *idle]
     elif len(axis_names(axis_name)) > 1:
         axis_name, pairs = _in_mesh_order(axis_names(axis_name), pairs)
-    return _bytes_sent(lambda x: lax.ppermute(x, axis_name, pairs), x)
+    return _send_bfloat16_as_uint16(lambda x: lax.ppermute(x, axis_name, pairs), x)
 
 
 def _in_mesh_order(names: tuple, pairs: Sequence[tuple[int, int]]) -> tuple[tuple, list[tuple[int, int]]]:
@@ -161,7 +161,7 @@ def _in_mesh_order(names: tuple, pairs: Sequence[tuple[int, int]]) -> tuple[tupl
     return ordered, [(place[source], place[target]) for source, target in pairs]
 
 
-def _bytes_sent(collective: Callable[[Array], Array], x: Array) -> Array:
+def _send_bfloat16_as_uint16(collective: Callable[[Array], Array], x: Array) -> Array:
     """`collective(x)`, with bfloat16 sent as integers: XLA on CPUs would send it as float32."""
     if x.dtype != jnp.bfloat16:
         return collective(x)

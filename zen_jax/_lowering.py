@@ -108,7 +108,7 @@ _custom_calls = {platform: partial(_custom_call, platform) for platform in ("cpu
 
 
 @_kernel.def_impl
-def _outside_jit(*operands: Array, **params: Any) -> tuple[Array, ...]:
+def _impl(*operands: Array, **params: Any) -> tuple[Array, ...]:
     calls = {platform: partial(call, **params) for platform, call in _custom_calls.items()}
     # Outside jit, `platform_dependent` would consult the default device, not the one that holds the operands.
     arrays = [x for x in operands if isinstance(x, jax.Array)]
@@ -118,7 +118,7 @@ def _outside_jit(*operands: Array, **params: Any) -> tuple[Array, ...]:
 
 
 @_kernel.def_abstract_eval
-def _types(*operands: Any, results: Sequence[Result], batch: tuple[int, ...], **_: Any) -> list[Any]:
+def _abstract_eval(*operands: Any, results: Sequence[Result], batch: tuple[int, ...], **_: Any) -> list[Any]:
     """Results vary over every shard_map axis that any operand varies over; by shape and dtype alone, over none."""
     varying = [operand.manual_axis_type.varying for operand in operands]
     like = operands[np.argmax([len(axes) for axes in varying])]
@@ -131,7 +131,9 @@ def _types(*operands: Any, results: Sequence[Result], batch: tuple[int, ...], **
     return [typed((*batch, *shape), dtype) for shape, dtype in results]
 
 
-def _batched(operands: Sequence[Array], axes: Sequence[int | None], *, batch: tuple[int, ...], **params: Any) -> Any:
+def _batching_rule(
+    operands: Sequence[Array], axes: Sequence[int | None], *, batch: tuple[int, ...], **params: Any
+) -> Any:
     (size,) = {x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None}
     leading = [
         jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
@@ -141,15 +143,15 @@ def _batched(operands: Sequence[Array], axes: Sequence[int | None], *, batch: tu
     return outputs, [0] * len(outputs)
 
 
-def _differentiated(*_: Any, target: str, **__: Any) -> None:
+def _jvp_rule(*_: Any, target: str, **__: Any) -> None:
     raise ValueError(
         f"{target} has no derivative. Take `jax.grad` first, then reduce the gradients that "
         "it returns; if a value is only reported, reduce its `jax.lax.stop_gradient`."
     )
 
 
-ad.primitive_jvps[_kernel] = _differentiated
-batching.primitive_batchers[_kernel] = _batched
+ad.primitive_jvps[_kernel] = _jvp_rule
+batching.primitive_batchers[_kernel] = _batching_rule
 mlir.register_lowering(_kernel, mlir.lower_fun(_pure_jax))
 for _platform, _call in _custom_calls.items():
     mlir.register_lowering(_kernel, mlir.lower_fun(_call), platform=_platform)

@@ -94,7 +94,7 @@ def all_reduce(
     run = registry.get(scheme)
     errors.check_seed(seed)
     x = _checked(x)
-    axes = _axis.joined(axis_name, intra_axis)
+    axes = _axis.combined_axes(axis_name, intra_axis)
     n = _axis.axis_size(axis_name)
     devices = 1 if intra_axis is None else _axis.axis_size(intra_axis, "intra_axis")
     capacities = _capacities(capacity, scheme, n)

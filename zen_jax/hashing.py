@@ -121,7 +121,7 @@ def index_of(server: ArrayLike, position: ArrayLike, n: int, seed: int = 0) -> A
     return (position * np.uint32(n) + offset_in_tile(server, rotation, n)).astype(np.int32)
 
 
-def hierarchical(idx: ArrayLike, i: int, size: int, seed: int) -> Array:
+def hash_family(idx: ArrayLike, i: int, size: int, seed: int) -> Array:
     """h_i of the paper's Algorithm 1, in [0, size): h_0 gives the partition, h_1 to h_k give slots of its memory."""
     return reduce_to_range(murmur3(idx, (int(seed) + i) % 2**32), size)
 
@@ -140,7 +140,7 @@ def server_tables(units: int, n: int, seed: int) -> tuple[np.ndarray, np.ndarray
       position: int32 [U], the rank of each unit among those of its owner.
       sizes: int64 [n], how many units each server owns.
     """
-    server = hierarchical(np.arange(units, dtype=np.uint32), 0, n, seed).astype(np.int32)
+    server = hash_family(np.arange(units, dtype=np.uint32), 0, n, seed).astype(np.int32)
     sizes = np.bincount(server, minlength=n)
     by_server = np.argsort(server, kind="stable")
     first = np.cumsum(sizes) - sizes

@@ -104,7 +104,7 @@ class RowSparseGradient:
         return self._at(table).set(rows.astype(table.dtype), **_UNIQUE)
 
     def __radd__(self, table: Array) -> Array:
-        table, gradient = jnp.asarray(table), intact(self)
+        table, gradient = jnp.asarray(table), nan_if_altered(self)
         return gradient._at(table).add(gradient.rows.astype(table.dtype), **_UNIQUE)
 
     def _check(self, table: Array) -> None:
@@ -148,7 +148,7 @@ def check_intact(gradient: RowSparseGradient) -> None:
         )
 
 
-def intact(gradient: RowSparseGradient) -> RowSparseGradient:
+def nan_if_altered(gradient: RowSparseGradient) -> RowSparseGradient:
     """The gradient, or one of NaN if its mark has changed or its ids do not ascend.
 
     A transformation that does not know row-sparse leaves may compute with the ids and keep their dtype, as

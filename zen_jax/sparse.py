@@ -74,7 +74,7 @@ class SparseGradient:
 
     def to_dense(self) -> Array:
         """The gradient of `shape`, zeros included."""
-        gradient = intact(self)
+        gradient = nan_if_altered(self)
         if not self.room:
             return jnp.zeros_like(self.values, shape=self.shape)
         listed = gradient.indices[None], gradient.values[None], gradient.count[None]
@@ -90,11 +90,11 @@ def listed(units: Array | SparseGradient, room: int) -> tuple[Array, Array, Arra
     """The first `room` non-zero units of [U, m], or of a gradient of shape [U, 1], in one bucket."""
     if not is_sparse(units):
         return kernels.partition(units, 1, room)
-    units = intact(units)
+    units = nan_if_altered(units)
     return units.indices[None, :room], units.values[None, :room, None], jnp.minimum(units.count, units.room)[None]
 
 
-def intact(gradient: SparseGradient) -> SparseGradient:
+def nan_if_altered(gradient: SparseGradient) -> SparseGradient:
     """The gradient; if its mark has changed, or indices are negative or do not ascend, only a NaN as first element.
 
     Raises a ValueError if a transformation that does not know sparse leaves has changed the indices' dtype. One that

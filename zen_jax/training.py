@@ -85,7 +85,7 @@ def value_and_grad(
         raise ValueError(
             f"padding_id={padding_id!r} applies to lookups, but there are none. Pass lookups too, or neither."
         )
-    axes = _axis.joined(axis_name, intra_axis)
+    axes = _axis.combined_axes(axis_name, intra_axis)
     transform = synchronize(
         axis_name,
         op=op,

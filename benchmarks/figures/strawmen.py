@@ -44,7 +44,7 @@ def lost_by_one_hash(indices: np.ndarray, slots: int) -> float:
 
     Source: ZEN (OSDI 2025), Algorithm 3.
     """
-    slot = hashing.hierarchical(indices, 1, slots, seed=0)
+    slot = hashing.hash_family(indices, 1, slots, seed=0)
     return 1 - np.unique(slot).size / indices.size
 
 

@@ -14,7 +14,7 @@ import zen_jax as zen
 from examples.common import launch, metrics, prepared, progress, report
 from examples.common.checkpoint import Checkpoints
 from examples.common.config import ROW_SPARSE, Config, add_options
-from examples.common.errors import BadInput, refusing
+from examples.common.errors import BadInput, errors_as_bad_input
 from examples.common.loop import Run, initial_state, train
 from examples.common.rank import rank_from
 from examples.common.task import Task
@@ -56,7 +56,7 @@ def main(example: Example, arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.prepare:
-            with refusing():
+            with errors_as_bad_input():
                 _prepare(example, options)
             return 0
         if options.processes:
@@ -72,11 +72,11 @@ def main(example: Example, arguments: list[str]) -> int:
                 )
             command = [sys.executable, "-m", example.name, *arguments, "--processes", "0"]
             return launch.start(command, options.processes)
-        with refusing():
+        with errors_as_bad_input():
             rank = rank_from(options.coordinator, options.num_processes, options.process_id)
             options.out.mkdir(parents=True, exist_ok=True)
         with launch.joined(rank, options.timeout):
-            with refusing():
+            with errors_as_bad_input():
                 config, workers, task, digest = _set_up(example, options, alone=rank is None)
                 checkpoints = {scheme: _open(config, workers, digest, scheme) for scheme in config.sync}
             return 0 if _compare(config, workers, task, checkpoints) else TERMINATED
@@ -139,18 +139,18 @@ def _open(config: Config, workers: Workers, digest: str, scheme: str) -> Checkpo
 
 def _compare(config: Config, workers: Workers, task: Task, checkpoints: Mapping[str, Checkpoints]) -> bool:
     """Whether all runs finished."""
-    speaks = jax.process_index() == 0
-    if speaks:
+    is_main_process = jax.process_index() == 0
+    if is_main_process:
         print(*task.lines, f"workers  {workers}, {task.items_per_step:,} {task.items} a step", sep="\n", flush=True)
     runs: list[Run] = []
     for scheme in config.sync:
         run = _run(config, workers, task, scheme, checkpoints[scheme])
         if len(run.steps) < config.steps:
-            if speaks:
+            if is_main_process:
                 print(f"\nstopped after {len(run.steps)} steps of {scheme}: start it again with --resume", flush=True)
             return False
         runs.append(run)
-    if speaks:
+    if is_main_process:
         rows = report.summarise(runs, task)
         report.write(config, task, runs, rows)
         print("", report.table(rows), *(f"\n{run.plan}" for run in runs if run.plan), sep="\n")
@@ -163,23 +163,23 @@ def _run(config: Config, workers: Workers, task: Task, scheme: str, checkpoints:
     run, state = Run(scheme), initial_state(task, scheme, workers)
     path = config.out / scheme / "metrics.jsonl"
     if checkpoints.last() is not None:
-        with refusing():
+        with errors_as_bad_input():
             state = checkpoints.restore(state)
             run.steps = metrics.read(path, checkpoints.last())
 
-    speaks = jax.process_index() == 0
+    is_main_process = jax.process_index() == 0
     before = list(run.steps)
-    steps = progress.watch(run, train(task, config, workers, run, state), config.steps, task, quiet=not speaks)
-    steps = metrics.record(path, before, steps) if speaks else steps
+    steps = progress.watch(run, train(task, config, workers, run, state), config.steps, task, quiet=not is_main_process)
+    steps = metrics.record(path, before, steps) if is_main_process else steps
     for done, (_, state) in enumerate(steps, len(before) + 1):
-        told_to_end = checkpoints.wanted_at_once(done)
-        if told_to_end or (config.checkpoint_every and done % config.checkpoint_every == 0):
+        preempted = checkpoints.reached_preemption(done)
+        if preempted or (config.checkpoint_every and done % config.checkpoint_every == 0):
             checkpoints.save(done, state)
-        if told_to_end:
+        if preempted:
             break
     checkpoints.close()
     if len(run.steps) == config.steps:
-        run.figure = task.validate(state.params)
+        run.validation = task.validate(state.params)
     return run
 
 

@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 import zen_jax as zen
 from examples.common.config import RESUMABLE, Config
 from examples.common.loop import KINDS, State
-from examples.common.workers import SAME, Workers
+from examples.common.workers import REPLICATED, Workers
 
 _KEPT = 2  # the last one, and the one before it
 
@@ -38,7 +38,7 @@ class Checkpoints:
         """How many steps precede the last checkpoint; None if there is none."""
         return self._manager.latest_step()
 
-    def wanted_at_once(self, steps: int) -> bool:
+    def reached_preemption(self, steps: int) -> bool:
         """Whether a process was told to end (SIGTERM) and this is the step after which all must save a checkpoint.
 
         Call it after every step. Without jax.distributed the signal ends the process directly.
@@ -57,13 +57,13 @@ class Checkpoints:
         if count == self._workers.count:
             return self._read(jax.tree.map(_abstract, fresh))
         # While the number of workers changes, every device holds the private state of all old workers.
-        whole = self._workers.sharding(SAME)
+        whole = self._workers.sharding(REPLICATED)
 
         def of_old_workers(leaf: jax.Array) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype, sharding=whole)
 
         wanted = [
-            jax.tree.map(_abstract if kind is SAME else of_old_workers, tree)
+            jax.tree.map(_abstract if kind is REPLICATED else of_old_workers, tree)
             for kind, tree in zip(KINDS, fresh, strict=True)
         ]
         saved = self._read(State(*wanted))
@@ -124,7 +124,7 @@ class Checkpoints:
         """Gives each present worker the mean of the old workers' rows."""
         rows = np.asarray(leaf.addressable_data(0))
         mean = rows.mean(axis=0).astype(rows.dtype)
-        return self._workers.spread(np.stack([mean] * len(self._workers.local)))
+        return self._workers.shard(np.stack([mean] * len(self._workers.local)))
 
 
 def _named(state: State) -> dict[str, Any]:

@@ -9,7 +9,7 @@ class BadInput(ValueError):
 
 
 @contextlib.contextmanager
-def refusing() -> Iterator[None]:
+def errors_as_bad_input() -> Iterator[None]:
     """Inside, anything that cannot be used or read raises BadInput."""
     try:
         yield

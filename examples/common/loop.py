@@ -14,7 +14,7 @@ from jax import lax
 import zen_jax as zen
 from examples.common.config import PLANNED, ROW_SPARSE, Config
 from examples.common.task import PyTree, Task
-from examples.common.workers import EACH, SAME, Workers
+from examples.common.workers import PER_WORKER, REPLICATED, Workers
 
 # On a CPU, XLA drops optimization barriers before fusing. With them, an optimizer rounds alike after every scheme.
 _KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
@@ -29,7 +29,7 @@ class State(NamedTuple):
     carry: PyTree
 
 
-KINDS = State(SAME, SAME, EACH, EACH)
+KINDS = State(REPLICATED, REPLICATED, PER_WORKER, PER_WORKER)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Run:
 
     scheme: str
     steps: list[Step] = dataclasses.field(default_factory=list)
-    figure: float | None = None
+    validation: float | None = None
     plan: zen.Plan | None = None  # chosen under `PLANNED`
 
 
@@ -55,11 +55,11 @@ def initial_state(task: Task, scheme: str, workers: Workers) -> State:
     """The state before the first step."""
 
     def each(tree: PyTree) -> PyTree:
-        return workers.spread(jax.tree.map(lambda x: np.stack([x] * len(workers.local)), jax.device_get(tree)))
+        return workers.shard(jax.tree.map(lambda x: np.stack([x] * len(workers.local)), jax.device_get(tree)))
 
     return State(
-        workers.share(task.params),
-        workers.share(_synchronized(task, scheme, workers).init(task.params)),
+        workers.replicate(task.params),
+        workers.replicate(_synchronized(task, scheme, workers).init(task.params)),
         each(task.sparsifier.init(task.params)),
         each(task.carry),
     )
@@ -76,7 +76,7 @@ def train(task: Task, config: Config, workers: Workers, run: Run, state: State) 
     for number in range(len(run.steps), config.steps):
         start = time.perf_counter()
         with jax.profiler.StepTraceAnnotation("train", step_num=number):
-            batch = workers.spread(task.batch(number, workers.local))
+            batch = workers.shard(task.batch(number, workers.local))
             state, loss, info = step_fun(state, batch, np.int32(number))
             info = {name: float(value) for name, value in jax.device_get(info)._asdict().items()}
             run.steps.append(Step(float(loss), time.perf_counter() - start, info))
@@ -89,8 +89,9 @@ def _synchronized(
 ) -> optax.GradientTransformation:
     optimizer = zen.embedding.lazy(task.optimizer) if scheme == ROW_SPARSE else task.optimizer
     scheme = "auto" if scheme in (PLANNED, ROW_SPARSE) else scheme
-    axes = dict(zip(("axis_name", "intra_axis"), workers.axes, strict=False))
-    return optax.chain(zen.synchronize(**axes, scheme=scheme, plan=plan, **task.synchronize), optimizer)
+    axis_name, intra_axis = (*workers.axes, None)[:2]
+    synchronize = zen.synchronize(axis_name, intra_axis=intra_axis, scheme=scheme, plan=plan, **task.synchronize)
+    return optax.chain(synchronize, optimizer)
 
 
 def make_step(
@@ -99,7 +100,7 @@ def make_step(
     """A compiled step for all workers: (state, batch, number) -> (state, mean loss, info). The state is donated."""
     options = _KEEP_BARRIERS if jax.default_backend() == "cpu" else None
     worker_step = _worker_step(task, seed, scheme, workers, plan)
-    step_fun = workers.run(worker_step, inputs=(KINDS, EACH, SAME), outputs=(KINDS, SAME, SAME))
+    step_fun = workers.run(worker_step, inputs=(KINDS, PER_WORKER, REPLICATED), outputs=(KINDS, REPLICATED, REPLICATED))
     return jax.jit(step_fun, donate_argnums=0, compiler_options=options)
 
 

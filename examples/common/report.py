@@ -33,7 +33,7 @@ def _summary(run: Run, reference: Run, task: Task) -> dict:
         "steps": len(losses),
         "final_loss": float(losses[-1]),
         "metric": task.metric,
-        "validation": run.figure,
+        "validation": run.validation,
         "compared_with": reference.scheme,
         "max_loss_difference": float(difference.max()),
         "max_relative_loss_difference": float((difference / np.abs(expected)).max()),

@@ -1,8 +1,8 @@
 """Where the workers live: all in one process (emulated), or one on every device of all processes.
 
 A worker's program is an ordinary function that calls collectives over `axes`. Both classes turn it into a function
-for all workers; an argument or result, or a part of it, is `EACH` (every worker has its own, stacked along the first
-axis) or `SAME`.
+for all workers; an argument or result, or a part of it, is `PER_WORKER` (every worker has its own, stacked along the
+first axis) or `REPLICATED`.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import zen_jax as zen
 
 FLAT = ("data",)
 LEVELS = ("machines", "devices")
-EACH, SAME = 0, None
+PER_WORKER, REPLICATED = 0, None
 
 
 class Emulated:
@@ -35,11 +35,11 @@ class Emulated:
     def run(self, fun, inputs: tuple, outputs: tuple):
         return jax.vmap(fun, in_axes=inputs, out_axes=outputs, axis_name=self.axes[0])
 
-    def share(self, tree):
+    def replicate(self, tree):
         """The same values for every worker, in new arrays."""
         return jax.tree.map(jax.numpy.array, tree)
 
-    def spread(self, tree):
+    def shard(self, tree):
         """Arrays [len(local), ...], a row for each worker of this process, as arrays [count, ...]."""
         return jax.tree.map(jax.numpy.array, tree)
 
@@ -54,7 +54,7 @@ class Devices:
     def __init__(self, machines: int = 1):
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
         self.count, self.axes = len(devices), FLAT if machines == 1 else LEVELS
-        self.mesh = Mesh(np.reshape(devices, (machines, -1)[-len(self.axes) :]), self.axes)
+        self.mesh = Mesh(np.reshape(devices, (machines, -1) if machines > 1 else (-1,)), self.axes)
         self.local: Sequence[int] = [i for i, d in enumerate(devices) if d.process_index == jax.process_index()]
 
     def __str__(self) -> str:
@@ -76,40 +76,40 @@ class Devices:
         # With check_vma, jax.grad would sum the gradients over the workers before zen.synchronize sees them.
         return jax.shard_map(worker, mesh=self.mesh, in_specs=specs(inputs), out_specs=specs(outputs), check_vma=False)
 
-    def share(self, tree):
+    def replicate(self, tree):
         """The same values for every worker; every process passes them."""
 
         def place(x):
             x = np.asarray(x)
-            return jax.make_array_from_callback(x.shape, self.sharding(SAME), lambda index: x[index])
+            return jax.make_array_from_callback(x.shape, self.sharding(REPLICATED), lambda index: x[index])
 
         return jax.tree.map(place, tree)
 
-    def spread(self, tree):
+    def shard(self, tree):
         """Arrays [len(local), ...], a row for each worker of this process, as arrays [count, ...]."""
 
         def place(x):
             shape = (self.count, *np.shape(x)[1:])
-            return jax.make_array_from_process_local_data(self.sharding(EACH), np.asarray(x), shape)
+            return jax.make_array_from_process_local_data(self.sharding(PER_WORKER), np.asarray(x), shape)
 
         return jax.tree.map(place, tree)
 
     def sharding(self, kind: int | None) -> NamedSharding:
         """The sharding of arrays of a kind."""
-        return NamedSharding(self.mesh, PartitionSpec(self.axes) if kind is EACH else PartitionSpec())
+        return NamedSharding(self.mesh, PartitionSpec(self.axes) if kind is PER_WORKER else PartitionSpec())
 
 
 def _map_each(fun, kinds, tree):
-    """Applies fun to every array whose kind is EACH."""
+    """Applies fun to every array whose kind is PER_WORKER."""
 
     def map_part(kind, part):
-        return jax.tree.map(fun, part) if kind is EACH else part
+        return jax.tree.map(fun, part) if kind is PER_WORKER else part
 
     return jax.tree.map(map_part, kinds, tree, is_leaf=_is_kind)
 
 
 def _is_kind(x) -> bool:
-    return x in (EACH, SAME)
+    return x in (PER_WORKER, REPLICATED)
 
 
 Workers = Emulated | Devices

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import zen_jax as zen
-from zen_jax.planning.plan import ORDERED
+from zen_jax.planning.plan import WORKER_ORDER_SCHEMES
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +73,7 @@ def add_schemes(parser: argparse.ArgumentParser, default: tuple[str, ...], meani
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """Adds --schemes to choose from for a plan."""
-    add_schemes(parser, ORDERED, "schemes to choose from")
+    add_schemes(parser, WORKER_ORDER_SCHEMES, "schemes to choose from")
 
 
 def at_least(least: int) -> Callable[[str], int]:

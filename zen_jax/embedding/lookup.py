@@ -89,7 +89,7 @@ def take_rows(table: Array, ids: PyTree, *, padding_id: int | None = None) -> Ta
     arrays = jax.tree.leaves(ids)
     for array in arrays:
         check_ids(array, num_rows, padding_id)
-    flat = [_valid_or(num_rows, widened(array).reshape(-1), num_rows, padding_id) for array in arrays]
+    flat = [_valid_or_num_rows(widened(array).reshape(-1), num_rows, padding_id) for array in arrays]
     unique, _, _ = unique_ids(jnp.concatenate([jnp.zeros(0, jnp.int32), *flat]), num_rows)
     rows = table.at[unique].get(mode="fill", fill_value=0, indices_are_sorted=True, wrap_negative_indices=False)
     return TakenRows(unique, rows, num_rows)
@@ -124,7 +124,7 @@ def lookup(table: Array | TakenRows, ids: Array, *, padding_id: int | None = Non
     num_rows = _num_rows(table)
     check_ids(ids, num_rows, padding_id)
     ids = widened(ids)
-    at = _valid_or(num_rows, ids, num_rows, padding_id)
+    at = _valid_or_num_rows(ids, num_rows, padding_id)
     rows = table.rows if is_taken(table) else table
     if not rows.shape[0]:
         rows = jnp.full_like(rows, jnp.nan, shape=(1, *rows.shape[1:]))  # JAX refuses to read from an empty array
@@ -209,9 +209,9 @@ def _num_rows(table: Array | TakenRows) -> int:
     return table.shape[0]
 
 
-def _valid_or(other: int, ids: Array, num_rows: int, padding_id: int | None) -> Array:
-    """`widened` ids as int32, with `other` in place of padding and of ids outside [0, num_rows)."""
+def _valid_or_num_rows(ids: Array, num_rows: int, padding_id: int | None) -> Array:
+    """`widened` ids as int32, with `num_rows` in place of padding and of ids outside [0, num_rows)."""
     valid = (ids >= 0) & (ids < num_rows)
     if padding_id is not None:
         valid &= ids != padding_id
-    return jnp.where(valid, ids, other).astype(jnp.int32)
+    return jnp.where(valid, ids, num_rows).astype(jnp.int32)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from zen_jax._typing import PyTree
-from zen_jax.row_sparse import intact, is_row_sparse
+from zen_jax.row_sparse import is_row_sparse, nan_if_altered
 from zen_jax.trees import densified, values_of
 
 
@@ -48,7 +48,7 @@ def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExt
 
     def init(params: PyTree) -> PyTree:
         state = inner.init(params)
-        if any(map(_is_of_steps, jax.tree.leaves(state, is_leaf=_is_of_steps))):
+        if any(map(_is_multi_step_state, jax.tree.leaves(state, is_leaf=_is_multi_step_state))):
             raise ValueError(
                 "lazy wraps optax.MultiSteps or apply_every, which would lose the rows that its last step does "
                 "not touch. Add up the gradients before update, with RowSparseGradient.from_lookups."
@@ -56,18 +56,18 @@ def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExt
         return state
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
-        updates = jax.tree.map(_intact, updates, is_leaf=is_row_sparse)
+        updates = jax.tree.map(_nan_if_altered, updates, is_leaf=is_row_sparse)
         # A tree like the state, with the gradient wherever the state holds something for a table's rows.
         gradients = optax.tree_utils.tree_map_params(
             inner, lambda held, gradient: gradient if _has_rows(held) else held, state, updates, is_leaf=_is_masked
         )
         rows = jax.tree.map(values_of, updates, is_leaf=is_row_sparse)
-        state_of_rows = jax.tree.map(_touched, state, gradients)
-        params_of_rows = None if params is None else jax.tree.map(_touched, params, updates)
+        state_of_rows = jax.tree.map(_take_rows, state, gradients)
+        params_of_rows = None if params is None else jax.tree.map(_take_rows, params, updates)
         rows, state_of_rows = inner.update(rows, state_of_rows, params_of_rows, **extra)
         return (
             jax.tree.map(_with_rows, updates, rows, is_leaf=is_row_sparse),
-            jax.tree.map(_written, state, gradients, state_of_rows),
+            jax.tree.map(_put_rows, state, gradients, state_of_rows),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -101,15 +101,15 @@ def _has_rows(held: Any) -> bool:
     return not _is_masked(held) and jnp.ndim(held) > 0
 
 
-def _is_of_steps(state: Any) -> bool:
+def _is_multi_step_state(state: Any) -> bool:
     return isinstance(state, optax.MultiStepsState | optax.ApplyEvery)
 
 
-def _intact(leaf: Any) -> Any:
-    return intact(leaf) if is_row_sparse(leaf) else leaf
+def _nan_if_altered(leaf: Any) -> Any:
+    return nan_if_altered(leaf) if is_row_sparse(leaf) else leaf
 
 
-def _touched(whole: Any, gradient: Any) -> Any:
+def _take_rows(whole: Any, gradient: Any) -> Any:
     return gradient.take(whole) if is_row_sparse(gradient) else whole
 
 
@@ -117,5 +117,5 @@ def _with_rows(gradient: Any, rows: Any) -> Any:
     return replace(gradient, rows=rows) if is_row_sparse(gradient) else rows
 
 
-def _written(whole: Any, gradient: Any, rows: Any) -> Any:
+def _put_rows(whole: Any, gradient: Any, rows: Any) -> Any:
     return gradient.put(whole, rows) if is_row_sparse(gradient) else rows

@@ -7,9 +7,8 @@ from zen_jax._bits import bitmap_words
 from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
 from zen_jax.errors import check_capacity
-from zen_jax.kernels.aggregate import aggregate, check_messages
+from zen_jax.kernels.aggregate import check_messages
 from zen_jax.kernels.aggregate import reference as aggregate_reference
-from zen_jax.kernels.hash_bitmap_encode import hash_bitmap_encode
 from zen_jax.kernels.hash_bitmap_encode import reference as encode_reference
 
 
@@ -51,11 +50,8 @@ def aggregate_encode(
     rows = values.reshape(n, room, *(row or (1,)))
     width, itemsize = rows.shape[2], values.dtype.itemsize
 
-    def apart(*messages: Array) -> tuple[Array, Array, Array]:
-        return hash_bitmap_encode(aggregate(*messages, size, divisor=divisor), capacity)
-
     words, units, count = custom_call_or(
-        apart,
+        lambda *messages: reference(*messages, size, capacity, divisor=divisor),
         "zen_aggregate_encode",
         [positions, rows, counts],
         [((bitmap_words(size),), jnp.uint32), ((capacity, width), values.dtype), ((), jnp.int32)],

@@ -66,13 +66,13 @@ def reference(indices: Array, n: int, r1: int, r2: int, k: int, *, seed: int = 0
     indices = indices.astype(jnp.uint32)
     empty = hashing.EMPTY_SLOT
     waiting = indices != empty
-    partition = hashing.hierarchical(indices, 0, n, seed).astype(jnp.int32)
+    partition = hashing.hash_family(indices, 0, n, seed).astype(jnp.int32)
     drop = n * (r1 + r2)
     memory = jnp.full_like(indices, empty, shape=(n * (r1 + r2),))
     counts = jnp.zeros_like(indices, jnp.int32, shape=(n,)).at[jnp.where(waiting, partition, n)].add(1, mode="drop")
 
     for i in range(1, k + 1):
-        slot = partition * (r1 + r2) + hashing.hierarchical(indices, i, r1, seed).astype(jnp.int32)
+        slot = partition * (r1 + r2) + hashing.hash_family(indices, i, r1, seed).astype(jnp.int32)
         bids = waiting & (memory[slot] == empty)
         memory = memory.at[jnp.where(bids, slot, drop)].min(indices, mode="drop")
         waiting &= ~(bids & (memory[slot] == indices))

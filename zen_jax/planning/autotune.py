@@ -8,7 +8,7 @@ import jax
 from zen_jax import errors
 from zen_jax.agreement import check_agreement
 from zen_jax.planning.cluster import Cluster
-from zen_jax.planning.plan import ORDERED, Plan, plan, to_choose_from
+from zen_jax.planning.plan import WORKER_ORDER_SCHEMES, Plan, candidate_schemes, plan
 from zen_jax.planning.profiler import Profiler
 from zen_jax.planning.sparsity import SparsityProfile
 
@@ -56,7 +56,7 @@ def autotune(
     *,
     cluster: Cluster,
     steps: int = 4,
-    schemes: Collection[str] = ORDERED,
+    schemes: Collection[str] = WORKER_ORDER_SCHEMES,
 ) -> Autotuned:
     """Profiles the first calls of a training step, makes a plan, and continues with it: two compilations in all.
 
@@ -94,4 +94,4 @@ def autotune(
     Source: ZEN (OSDI 2025), section 3.
     """
     errors.check_at_least("steps", steps, 1)
-    return Autotuned(make_step, cluster, steps, to_choose_from(schemes))
+    return Autotuned(make_step, cluster, steps, candidate_schemes(schemes))

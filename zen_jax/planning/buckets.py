@@ -19,12 +19,12 @@ def buckets(leaves: Sequence[tuple[Hashable, int]], bucket_bytes: int) -> list[l
     [[0, 2], [1], [3]]
     """
     found: list[list[int]] = []
-    room: dict[Hashable, tuple[list[int], int]] = {}
+    last: dict[Hashable, list[int]] = {}
+    used: dict[Hashable, int] = {}
     for i, (kind, nbytes) in enumerate(leaves):
-        bucket, used = room.get(kind, ([], bucket_bytes + 1))
-        if used + nbytes > bucket_bytes:
-            bucket, used = [], 0
-            found.append(bucket)
-        bucket.append(i)
-        room[kind] = (bucket, used + nbytes)
+        if kind not in last or used[kind] + nbytes > bucket_bytes:
+            last[kind], used[kind] = [], 0
+            found.append(last[kind])
+        last[kind].append(i)
+        used[kind] += nbytes
     return found

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from zen_jax import _axis, kernels
 from zen_jax._typing import Array, AxisName
-from zen_jax.planning.cluster import COLLECTIVES, Cluster, Link, Rate
+from zen_jax.planning.cluster import COLLECTIVES, Cluster, KernelCost, Link
 
 SMALL, MEDIUM, LARGE = 4, 1 << 20, 1 << 26  # bytes that a worker sends in one collective; SMALL shows latency alone
 LARGE_SECONDS = 0.4  # limit for a collective of large messages: slow links get smaller ones
@@ -25,7 +25,7 @@ WARM_UP = 4  # calls of a kernel: the first compiles, and a few more touch fresh
 ROWS, COLUMNS = 1 << 18, 64  # of the tensor that kernels are timed on: 64 MiB, more than caches and malloc keep
 DENSITIES = (0.01, 0.2)  # low enough for messages with room for a quarter of the units
 
-Slowest = Callable[[ArrayLike], np.ndarray]
+MaxOverProcesses = Callable[[ArrayLike], np.ndarray]
 
 
 def calibrate(mesh: Mesh, axis_name: AxisName = "data", intra_axis: AxisName | None = None) -> Cluster:
@@ -40,7 +40,7 @@ def calibrate(mesh: Mesh, axis_name: AxisName = "data", intra_axis: AxisName | N
       intra_axis: the axis of a machine's devices, if `axis_name` is the axis of machines, as in `zen_jax.synchronize`.
 
     Returns:
-      A Cluster with one measured Link for each collective that schemes use, and a Rate for each kernel.
+      A Cluster with one measured Link for each collective that schemes use, and a KernelCost for each kernel.
 
     Raises:
       ValueError: for an axis that the mesh lacks or that is given twice.
@@ -50,15 +50,15 @@ def calibrate(mesh: Mesh, axis_name: AxisName = "data", intra_axis: AxisName | N
     >>> calibrate(mesh).workers
     1
     """
-    n, slowest, intra_gbps = _axis.mesh_size(mesh, axis_name), _slowest_over(mesh), None
-    _axis.joined(axis_name, intra_axis)
+    n, max_over_processes, intra_gbps = _axis.mesh_size(mesh, axis_name), _make_max_over_processes(mesh), None
+    _axis.combined_axes(axis_name, intra_axis)
     processes = len({device.process_index for device in mesh.devices.flat})
     hosts, devices = (processes, n // processes) if n % processes == 0 else (n, 1)
     if intra_axis is not None:
         hosts, devices = n, _axis.mesh_size(mesh, intra_axis, "intra_axis")
-        inside = _measure_links(mesh, intra_axis, slowest, ("psum",))
+        inside = _measure_links(mesh, intra_axis, max_over_processes, ("psum",))
         intra_gbps = inside["psum"].gbps if inside else None
-    links = _measure_links(mesh, axis_name, slowest)
+    links = _measure_links(mesh, axis_name, max_over_processes)
     gbps = min((link.gbps for link in links.values()), default=Cluster.inter_gbps)
     latency = max((link.latency_us for link in links.values()), default=Cluster.latency_us)
     return Cluster(
@@ -68,17 +68,17 @@ def calibrate(mesh: Mesh, axis_name: AxisName = "data", intra_axis: AxisName | N
         intra_gbps=intra_gbps,
         latency_us=latency,
         collectives=links,
-        kernels=_measure_kernels(mesh, axis_name, slowest),
+        kernels=_measure_kernels(mesh, axis_name, max_over_processes),
     )
 
 
 def _measure_links(
-    mesh: Mesh, axis_name: AxisName, slowest: Slowest, collectives: Sequence[str] = COLLECTIVES
+    mesh: Mesh, axis_name: AxisName, max_over_processes: MaxOverProcesses, collectives: Sequence[str] = COLLECTIVES
 ) -> dict[str, Link]:
     """Latency from the smallest messages, the rate from large ones: bursts, buffers and caches flatter any others."""
     n, links = _axis.mesh_size(mesh, axis_name), {}
     for name in collectives if n > 1 else ():
-        timed = _timed_collective(name, mesh, axis_name, slowest)
+        timed = _timed_collective(name, mesh, axis_name, max_over_processes)
         few, many = (timed(SMALL, times) for times in IN_A_ROW)
         latency = max(0.0, (many - few) / (IN_A_ROW[1] - IN_A_ROW[0]))
         large = int(np.clip(MEDIUM * LARGE_SECONDS / timed(MEDIUM), MEDIUM, LARGE))
@@ -88,7 +88,9 @@ def _measure_links(
     return links
 
 
-def _timed_collective(name: str, mesh: Mesh, axis_name: AxisName, slowest: Slowest) -> Callable[..., float]:
+def _timed_collective(
+    name: str, mesh: Mesh, axis_name: AxisName, max_over_processes: MaxOverProcesses
+) -> Callable[..., float]:
     """Returns a function that times a collective, or several in a row, of about `nbytes` sent by each worker."""
     n = _axis.mesh_size(mesh, axis_name)
     rows = n if name == "all_to_all" else 1
@@ -115,12 +117,12 @@ def _timed_collective(name: str, mesh: Mesh, axis_name: AxisName, slowest: Slowe
     def timed(nbytes: int, times: int = 1) -> float:
         columns = max(1, round(nbytes / sent_for_each_byte_held[name] / (4 * rows)))
         held = _on_every_device(np.ones((rows, columns), np.float32), mesh)
-        return float(slowest(_seconds(lambda: run(held, np.int32(times)), slowest, warm_up=1)))
+        return float(max_over_processes(_seconds(lambda: run(held, np.int32(times)), max_over_processes, warm_up=1)))
 
     return timed
 
 
-def _measure_kernels(mesh: Mesh, axis_name: AxisName, slowest: Slowest) -> dict[str, Rate]:
+def _measure_kernels(mesh: Mesh, axis_name: AxisName, max_over_processes: MaxOverProcesses) -> dict[str, KernelCost]:
     n = _axis.mesh_size(mesh, axis_name)
     size = -(-ROWS // n)
     room = -(-size // 4)
@@ -137,12 +139,14 @@ def _measure_kernels(mesh: Mesh, axis_name: AxisName, slowest: Slowest) -> dict[
     for density in DENSITIES:
         for name, (operands, *nbytes) in _kernel_operands(n, size, room, density).items():
             operands = [_on_every_device(np.asarray(operand), mesh) for operand in operands]
-            seconds.append(_seconds(lambda name=name, operands=operands: timed[name](*operands), slowest, WARM_UP))
+            seconds.append(
+                _seconds(lambda name=name, operands=operands: timed[name](*operands), max_over_processes, WARM_UP)
+            )
             moved.append(nbytes)
     shape = (len(DENSITIES), len(runs))
-    agreed = slowest(np.reshape(seconds, shape))
+    agreed = max_over_processes(np.reshape(seconds, shape))
     charged = np.reshape(moved, (*shape, 2))
-    return {name: Rate(*_fit(charged[:, i], agreed[:, i])) for i, name in enumerate(runs)}
+    return {name: KernelCost(*_fit(charged[:, i], agreed[:, i])) for i, name in enumerate(runs)}
 
 
 def _kernel_operands(n: int, size: int, room: int, density: float) -> dict[str, tuple[tuple[Array, ...], float, float]]:
@@ -178,18 +182,18 @@ def _on_every_device(x: np.ndarray, mesh: Mesh) -> Array:
     return jax.make_array_from_callback(x.shape, NamedSharding(mesh, PartitionSpec()), lambda index: x[index])
 
 
-def _seconds(run: Callable[[], Any], slowest: Slowest, warm_up: int) -> float:
+def _seconds(run: Callable[[], Any], max_over_processes: MaxOverProcesses, warm_up: int) -> float:
     """Median time of a few calls, after warm-up calls that do not count."""
     times = []
     for _ in range(warm_up + REPEATS):
-        slowest(0.0)  # all processes start together: waiting for a late one is not part of a collective
+        max_over_processes(0.0)  # all processes start together: waiting for a late one is not part of a collective
         start = time.perf_counter()
         jax.block_until_ready(run())
         times.append(time.perf_counter() - start)
     return statistics.median(times[warm_up:])
 
 
-def _slowest_over(mesh: Mesh) -> Slowest:
+def _make_max_over_processes(mesh: Mesh) -> MaxOverProcesses:
     """Returns a function that gives the largest of all processes' measurements, the same float32 numbers in each."""
     every_axis = tuple(mesh.axis_names)
     spread = NamedSharding(mesh, PartitionSpec(every_axis))
@@ -202,12 +206,12 @@ def _slowest_over(mesh: Mesh) -> Slowest:
         )
     )
 
-    def slowest(measured: ArrayLike) -> np.ndarray:
+    def max_over_processes(measured: ArrayLike) -> np.ndarray:
         mine = np.asarray(measured, np.float32)[None]
         placed = jax.make_array_from_callback((mesh.size, *mine.shape[1:]), spread, lambda _: mine)
         return np.asarray(agree(placed).addressable_data(0), np.float64)
 
-    return slowest
+    return max_over_processes
 
 
 def _fit(moved: np.ndarray, seconds: np.ndarray) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from zen_jax import errors
-from zen_jax.planning.documents import Kept
+from zen_jax.planning.documents import JsonDocument
 
 COLLECTIVES = ("all_to_all", "all_gather", "psum", "permute")
 KERNELS = ("partition", "aggregate", "encode", "decode", "sum", "copy")
@@ -26,7 +26,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Rate:
+class KernelCost:
     """A measured kernel: seconds per byte of the dense tensor, and per byte of its non-zero units."""
 
     dense: float
@@ -38,7 +38,7 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Cluster(Kept):
+class Cluster(JsonDocument):
     """Workers on hosts, for the cost model. Enter the figures you know, or measure them with `zen_jax.calibrate`.
 
     Args:
@@ -67,7 +67,7 @@ class Cluster(Kept):
     intra_gbps: float | None = None
     latency_us: float = 50.0
     collectives: Mapping[str, Link] = field(default_factory=dict)
-    kernels: Mapping[str, Rate] = field(default_factory=dict)
+    kernels: Mapping[str, KernelCost] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         errors.check_at_least("hosts", self.hosts, 1)
@@ -84,7 +84,7 @@ class Cluster(Kept):
     @classmethod
     def _from_json(cls, document: Mapping[str, Any]) -> Self:
         links = {name: Link(**link) for name, link in document["collectives"].items()}
-        rates = {name: Rate(**rate) for name, rate in document["kernels"].items()}
+        rates = {name: KernelCost(**rate) for name, rate in document["kernels"].items()}
         known = {field.name: document[field.name] for field in fields(cls)}
         return cls(**known | {"collectives": links, "kernels": rates})
 
@@ -131,8 +131,8 @@ class Cluster(Kept):
         return steps * self.latency_us * 1e-6 + _transfer(moved, self.intra_gbps or self.inter_gbps)
 
     def seconds_computing(self, kernel: str, dense: float, nonzero: float, n: int) -> float:
-        """Time of one kernel on a worker's tensor of `dense` and `nonzero` bytes (see `Rate`); 0 if not measured."""
-        rate = self.kernels.get(kernel, Rate(0.0, 0.0))
+        """Time of one kernel on a tensor of `dense` and `nonzero` bytes (see `KernelCost`); 0 if not measured."""
+        rate = self.kernels.get(kernel, KernelCost(0.0, 0.0))
         return (rate.dense * dense + rate.nonzero * nonzero) / self._devices_of_worker(n)
 
     def _devices_of_worker(self, n: int) -> int:

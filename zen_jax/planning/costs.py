@@ -105,7 +105,7 @@ def lower_bound(leaf: LeafProfile, n: int) -> float:
     return finest.unions[n - 2] * finest.width * np.dtype(leaf.dtype).itemsize
 
 
-def planned(count: int, size: int) -> int:
+def planned_capacity(count: int, size: int) -> int:
     """Capacity to plan for a fullest message of `count` units; at most `size`."""
     return min(size, max(1, ceil(count * HEADROOM)))
 
@@ -151,7 +151,7 @@ def _on_servers(
 ) -> tuple[tuple, bool]:
     """Capacity, exchanges and work of a scheme with servers, and whether "auto" would fall back to dense."""
     width, dtype, size = unit.width, np.dtype(leaf.dtype), partitioning.size
-    capacity = tuple(planned(count, size) for count in fullest)
+    capacity = tuple(planned_capacity(count, size) for count in fullest)
     pull = PULL_FORMATS[pull_format](partitioning, width, dtype)
 
     pushed = push_bytes(push_format, pull, capacity[0])
@@ -183,7 +183,7 @@ def _on_servers(
 def _agsparse(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
     dtype = np.dtype(leaf.dtype)
     top = agsparse.sparse_limit(unit.units, unit.width, dtype, n)
-    capacity = planned(unit.groups[0], max(1, top))
+    capacity = planned_capacity(unit.groups[0], max(1, top))
     agreeing = Exchange("all_gather", (n - 1) * WORD_BYTES)
     counting = Work("partition", leaf.nbytes, 0)  # counts the non-zero units of the sum, for Info
     if unit.groups[0] > top:
@@ -207,11 +207,11 @@ def _sparcml(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
     dtype = np.dtype(accumulator_dtype(np.dtype(leaf.dtype)))
     unit_bytes = unit.width * dtype.itemsize
     whole = unit.units * unit_bytes
-    dense_from = sparcml.dense_from(unit.units, unit_bytes)
+    dense_threshold = sparcml.dense_threshold(unit.units, unit_bytes)
     capacities, exchanges, work, dense = [], [], [], False
     for count, stage in zip(unit.groups, sparcml.stages(n), strict=False):
-        capacity = planned(count, max(1, dense_from - 1))
-        dense = dense or count >= dense_from
+        capacity = planned_capacity(count, max(1, dense_threshold - 1))
+        dense = dense or count >= dense_threshold
         message = whole if dense else coo.message_bytes(capacity, unit.width, dtype)
         capacities.append(capacity)
         source, target = stage.pairs[0]
@@ -219,6 +219,6 @@ def _sparcml(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
         exchanges += [Exchange("all_gather", (n - 1) * WORD_BYTES), permute]
         held = count * unit_bytes
         work += [Work("partition", whole, held), Work("aggregate", whole, 2 * held), Work("copy", 4 * message, 0)]
-        dense = dense or 2 * count >= dense_from
+        dense = dense or 2 * count >= dense_threshold
     work.append(Work("partition", leaf.nbytes, 0))  # counts the non-zero units of the sum, for Info
     return Candidate("sparcml", unit.width, tuple(capacities), tuple(exchanges), tuple(work))

@@ -114,27 +114,27 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list
             return jnp.zeros((), jnp.int32)
         return jnp.max(kernels.partition(bits.astype(jnp.float32), n, 1, seed=seed)[2])
 
-    def of_my_units(received: Array) -> dict[str, Array | list[Array]]:
+    def count_my_units(received: Array) -> dict[str, Array | list[Array]]:
         touching = jnp.sum(unpack_bits(received), axis=0, dtype=jnp.int32)
         sharing = touching[None, :] == jnp.arange(1, n + 1, dtype=jnp.int32)[:, None]
         return {
-            "together": _ones(received[:, None, :] & received[None, :, :]),
+            "together": _popcount(received[:, None, :] & received[None, :, :]),
             "sharers": jnp.sum(sharing, axis=1, dtype=jnp.int32),
-            "groups": [_ones(group) for group in _partial_sums(received)],
+            "groups": [_popcount(group) for group in _partial_sums(received)],
         }
 
-    def of_me(bitmap: Touched, words: Array, received: Array) -> dict[str, Array]:
+    def count_my_messages(bitmap: Touched, words: Array, received: Array) -> dict[str, Array]:
         return {
             "union": _partial_sums(received)[-1][0],
             "push": fullest(bitmap, bitmap.bits),
             "segments": _fullest_segments(words, bitmap.bits.size, every_partition),
-            "total": _ones(words),
+            "total": _popcount(words),
         }
 
     received = jnp.split(received, ends, axis=1)
-    of_units = [of_my_units(bits) for bits in received]
+    of_units = [count_my_units(bits) for bits in received]
     summed = unpack(lax.psum(pack(of_units), axis_name), of_units)
-    mine = [of_me(*each) for each in zip(bitmaps, words, received, strict=True)]
+    mine = [count_my_messages(*each) for each in zip(bitmaps, words, received, strict=True)]
     every = unpack(_axis.all_gather(pack(mine), axis_name), mine)
     return [_counts(*each, every_partition, fullest) for each in zip(bitmaps, summed, every, strict=True)]
 
@@ -194,7 +194,7 @@ def _partial_sums(received: Array) -> list[Array]:
     return stages
 
 
-def _ones(words: Array) -> Array:
+def _popcount(words: Array) -> Array:
     """Number of set bits along the last axis."""
     return jnp.sum(lax.population_count(words), axis=-1, dtype=jnp.int32)
 

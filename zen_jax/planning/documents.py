@@ -11,7 +11,7 @@ import numpy as np
 VERSION = 1
 
 
-class Kept:
+class JsonDocument:
     """A dataclass that is saved as a JSON document of its `kind`."""
 
     kind: ClassVar[str]

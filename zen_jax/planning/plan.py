@@ -11,7 +11,7 @@ from zen_jax._typing import Array
 from zen_jax.planning.buckets import BUCKET_BYTES, buckets
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.costs import Candidate
-from zen_jax.planning.documents import Kept
+from zen_jax.planning.documents import JsonDocument
 from zen_jax.planning.estimate import Estimate, Estimated, estimate
 from zen_jax.planning.sparsity import SparsityProfile
 from zen_jax.planning.table import table
@@ -21,7 +21,7 @@ from zen_jax.schemes.pull import PULL_FORMATS
 from zen_jax.schemes.push import PUSH_FORMATS
 from zen_jax.units import unit_width
 
-ORDERED = ("dense_ordered", "auto", "zen", "agsparse", "sparse_ps", "omnireduce")
+WORKER_ORDER_SCHEMES = ("dense_ordered", "auto", "zen", "agsparse", "sparse_ps", "omnireduce")
 """The schemes that sum in worker order: whichever of them a plan picks, results are bitwise the same."""
 
 _DENSE = ("dense_ordered", "dense")
@@ -83,7 +83,7 @@ class LeafPlan:
 
 
 @dataclass(frozen=True)
-class Plan(Kept):
+class Plan(JsonDocument):
     """Plans for a tree's leaves by name, for n workers and a hash seed. `str(plan)` is a table.
 
     Leaves with row-sparse gradients need no plan: they are sent as they are. A tree that is synchronised in parts
@@ -158,7 +158,7 @@ def plan(
     profile: SparsityProfile,
     cluster: Cluster,
     *,
-    schemes: Collection[str] = ORDERED,
+    schemes: Collection[str] = WORKER_ORDER_SCHEMES,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Plan:
     """Plans how each leaf is sent: the scheme, unit and formats that `estimate` finds fastest, and messages that fit.
@@ -191,14 +191,14 @@ def plan(
 
     Source: ZEN (OSDI 2025), section 3: the scheme by comparing Equations 1 and 2.
     """
-    schemes = to_choose_from(schemes)
+    schemes = candidate_schemes(schemes)
     dense = [scheme for scheme in schemes if scheme in _DENSE]
     errors.check_at_least("bucket_bytes", bucket_bytes, 1)
     estimated = estimate(profile, cluster)
     chosen, fused = {}, []
     for name, leaf in profile.leaves.items():
         best, together = estimated.best(name, schemes), estimated.best(name, dense)
-        if leaf.nbytes < profile.dense_below and _in_a_bucket(together, cluster, estimated) <= best.seconds:
+        if leaf.nbytes < profile.dense_below and _seconds_in_bucket(together, cluster, estimated) <= best.seconds:
             fused.append(name)
             best = together
         chosen[name] = LeafPlan(leaf.shape, leaf.dtype, **best.candidate.options)
@@ -209,17 +209,17 @@ def plan(
     return Plan(profile.n, chosen, profile.seed)
 
 
-def to_choose_from(schemes: Collection[str]) -> tuple[str, ...]:
+def candidate_schemes(schemes: Collection[str]) -> tuple[str, ...]:
     """Each scheme once, those preferred in a tie first; a ValueError if one is unknown or none is dense."""
     for scheme in schemes:
         errors.check_choice("schemes", scheme, registry.names())
     if not set(_DENSE) & set(schemes):
         raise ValueError(f"schemes={tuple(schemes)!r} has no dense scheme. Add 'dense_ordered' or 'dense'.")
     # Never in the order of a set, which differs between processes.
-    return tuple(dict.fromkeys(scheme for scheme in (*ORDERED, *registry.names()) if scheme in schemes))
+    return tuple(dict.fromkeys(scheme for scheme in (*WORKER_ORDER_SCHEMES, *registry.names()) if scheme in schemes))
 
 
-def _in_a_bucket(dense: Estimated, cluster: Cluster, estimated: Estimate) -> float:
+def _seconds_in_bucket(dense: Estimated, cluster: Cluster, estimated: Estimate) -> float:
     """Seconds that a leaf adds to a bucket: only those of its bytes, as the bucket's latency is already paid."""
     latency = sum(cluster.seconds(exchange.collective, 0, estimated.n) for exchange in dense.candidate.exchanges)
     return dense.seconds - latency

@@ -70,11 +70,11 @@ class Profiler:
         `dense_below` bytes are left out. Raises a ValueError if the number of workers, seed, `dense_below`, a shape or
         a dtype differs from before.
         """
-        n, workers = _axis.axis_size(axis_name), _axis.joined(axis_name, intra_axis)
+        n, workers = _axis.axis_size(axis_name), _axis.combined_axes(axis_name, intra_axis)
         if self._cluster is not None:
             self._cluster.check_workers(n, "the axis has")
         device = jnp.int32(0)
-        for axis in (*_axis.axis_names(workers), *_axis.beside(workers)):
+        for axis in (*_axis.axis_names(workers), *_axis.other_manual_axes(workers)):
             device = device * _axis.axis_size(axis) + lax.axis_index(axis)
         group = tuple(name for name, _ in named)
         named = [(name, densified(leaf)) for name, leaf in named if not is_row_sparse(leaf)]
@@ -89,7 +89,7 @@ class Profiler:
             }
             counts = count(list(found.values()), axis_name, seed=seed) if found else []
             # Tensor-parallel shards differ, but all processes must make the same plan.
-            packed = _axis.largest_beside(pack(counts), workers)
+            packed = _axis.pmax_over_other_axes(pack(counts), workers)
         shapes = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), counts)
         jax.debug.callback(partial(self._record, group, tuple(found), shapes), device, packed)
 
@@ -152,7 +152,7 @@ def _touched(leaf: Array, n: int) -> dict[int, Touched]:
     widths, columns = candidate_widths(leaf.shape, n), math.prod(leaf.shape[1:])
     # Single elements are so many that they are sampled separately; otherwise all other widths would be sampled too.
     # So are widths that neither divide a row nor are a multiple of it: with them, the finest unit would be tiny.
-    fitting = tuple(width for width in widths if width > 1 and columns % width * (width % columns) == 0)
-    groups = [fitting] * bool(fitting) + [(width,) for width in widths if width not in fitting]
+    fitting = tuple(w for w in widths if w > 1 and (columns % w == 0 or w % columns == 0))
+    groups = ([fitting] if fitting else []) + [(width,) for width in widths if width not in fitting]
     found = [touched(leaf, group, ELEMENT_LIMIT if group == (1,) else LIMIT) for group in groups]
     return {width: bitmap for group in found for width, bitmap in group.items()}

@@ -10,7 +10,7 @@ import numpy as np
 from zen_jax import errors
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.estimate import Estimate, estimate, together
-from zen_jax.planning.plan import ORDERED, to_choose_from
+from zen_jax.planning.plan import WORKER_ORDER_SCHEMES, candidate_schemes
 from zen_jax.planning.profile import fullest_bin
 from zen_jax.planning.sparsity import SparsityProfile, UnitProfile
 from zen_jax.planning.table import table
@@ -85,7 +85,7 @@ def simulate(
     cluster: Cluster,
     *,
     workers: Sequence[int] = WORKERS,
-    schemes: Collection[str] = ORDERED,
+    schemes: Collection[str] = WORKER_ORDER_SCHEMES,
 ) -> Simulation:
     """Estimates every scheme for other numbers of workers, on more or fewer of the cluster's hosts.
 
@@ -112,7 +112,7 @@ def simulate(
     >>> print([point.choice[""] for point in simulate(profile(gradients), Cluster(4), workers=(4, 4096)).points])
     ['agsparse', 'auto']
     """
-    schemes = to_choose_from(schemes)
+    schemes = candidate_schemes(schemes)
     cluster.check_workers(profile.n)
     if profile.n < 2:
         raise ValueError("a profile of 1 worker says nothing about more. Profile at least two workers.")
@@ -126,24 +126,24 @@ def simulate(
         if flat and n % devices:
             raise ValueError(f"workers={n} does not fill hosts of {devices} devices. Use multiples of {devices}.")
         resized = replace(cluster, hosts=n // devices, devices_per_host=devices) if flat else replace(cluster, hosts=n)
-        estimated = estimate(for_workers(profile, n), resized)
+        estimated = estimate(extrapolate(profile, n), resized)
         choice = {leaf: estimated.best(leaf, schemes).candidate.scheme for leaf in profile.leaves}
         points.append(Simulated(n, estimated, choice))
     return Simulation(tuple(points))
 
 
-def for_workers(profile: SparsityProfile, n: int) -> SparsityProfile:
+def extrapolate(profile: SparsityProfile, n: int) -> SparsityProfile:
     """The profile that n workers would likely have."""
     if n == profile.n:
         return profile
     leaves = {
-        name: replace(leaf, units={width: _unit_for(unit, n) for width, unit in leaf.units.items()})
+        name: replace(leaf, units={width: _extrapolate_unit(unit, n) for width, unit in leaf.units.items()})
         for name, leaf in profile.leaves.items()
     }
     return replace(profile, n=n, leaves=leaves)
 
 
-def _unit_for(unit: UnitProfile, n: int) -> UnitProfile:
+def _extrapolate_unit(unit: UnitProfile, n: int) -> UnitProfile:
     measured, size = len(unit.unions), -(-unit.units // n)
     unions = _unions(unit, n)
     fullest_worker = unit.groups[0]

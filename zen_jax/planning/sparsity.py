@@ -10,7 +10,7 @@ import numpy as np
 from zen_jax._typing import Unit
 from zen_jax.errors import check_at_least, check_float, check_not_negative, check_positive, check_seed, check_workers
 from zen_jax.planning.buckets import DENSE_BELOW
-from zen_jax.planning.documents import Kept
+from zen_jax.planning.documents import JsonDocument
 from zen_jax.planning.table import table
 from zen_jax.units import unit_width
 
@@ -122,7 +122,7 @@ class LeafProfile:
 
 
 @dataclass(frozen=True)
-class SparsityProfile(Kept):
+class SparsityProfile(JsonDocument):
     """Profiles of a tree's leaves by name, for n workers over some steps. `str(profile)` is a table.
 
     Raises:

@@ -34,9 +34,9 @@ def agsparse(x: Array | SparseGradient, axis_name: AxisName, request: Request) -
         return dense_ordered(densified(x), axis_name, request)
     check_units(units, "scheme='agsparse'", "scheme='auto'")
     positions, values, counts = listed(x, top)
-    rungs = ladder(top, request.planned(0), width * x.dtype.itemsize)
+    rungs = ladder(top, request.planned_capacity(0), width * x.dtype.itemsize)
     counts_by_worker = _axis.all_gather(counts[0], axis_name)
-    fullest = request.agreed(jnp.max(counts_by_worker))
+    fullest = request.pmax_over_machine(jnp.max(counts_by_worker))
 
     def gather(capacity: int, _: Array | SparseGradient, positions: Array, values: Array, counts: Array) -> Array:
         message = coo.pack(positions, values, counts, capacity)
@@ -58,7 +58,7 @@ def agsparse(x: Array | SparseGradient, axis_name: AxisName, request: Request) -
         bytes_pushed=pushed[rung] + (n - 1) * WORD_BYTES,
         bytes_pulled=jnp.where(dense_taken, moved, 0),
         bytes_dense=2 * moved,
-        rounds=rounds(fullest, request.planned(0)),
+        rounds=rounds(fullest, request.planned_capacity(0)),
         dense_taken=dense_taken,
     )
 

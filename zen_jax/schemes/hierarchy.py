@@ -34,20 +34,20 @@ def hierarchical(run: Scheme, intra_axis: AxisName) -> Scheme:
         if machines == 1:
             total, info = lax.psum(share, axis_name), make_info()
         else:
-            total, info = run(share, axis_name, _across(request, intra_axis, devices))
+            total, info = run(share, axis_name, _inter_machine_options(request, intra_axis, devices))
         mean = divide(total, request.divisor(machines * devices)).astype(x.dtype)
         reduced = _axis.all_gather(mean, intra_axis).swapaxes(0, 1).reshape(-1, width)[:units]
-        return reduced, _of_machine(info, intra_axis)
+        return reduced, _machine_info(info, intra_axis)
 
     return reduce
 
 
-def _across(request: Request, intra_axis: AxisName, devices: int) -> Request:
+def _inter_machine_options(request: Request, intra_axis: AxisName, devices: int) -> Request:
     capacity = tuple(planned and -(-planned // devices) for planned in request.capacity)
     return request._replace(op="sum", capacity=capacity, intra_axis=intra_axis)
 
 
-def _of_machine(info: Info, intra_axis: AxisName) -> Info:
+def _machine_info(info: Info, intra_axis: AxisName) -> Info:
     """The same Info on every device of a machine; bytes and rounds already are, as all take the same branches."""
     largest = Info(*lax.pmax(jnp.stack(info), intra_axis))
     density, density_reduced = lax.pmean(jnp.stack([info.density, info.density_reduced]), intra_axis)

@@ -9,7 +9,7 @@ import numpy as np
 from zen_jax import hashing, kernels
 from zen_jax._typing import Array
 from zen_jax.kernels.hash_bitmap_decode import decode_at
-from zen_jax.sparse import SparseGradient, intact, is_sparse
+from zen_jax.sparse import SparseGradient, is_sparse, nan_if_altered
 from zen_jax.trees import densified
 
 
@@ -42,7 +42,7 @@ class TileRotation(Partitioning):
     def partition(self, x: Array | SparseGradient, capacity: int) -> tuple[Array, Array, Array]:
         if not is_sparse(x):
             return kernels.partition(x, self.n, capacity, seed=self.seed)
-        x = intact(x)
+        x = nan_if_altered(x)
         listed = x.indices, x.values, x.count
         positions, values, counts = kernels.partition_coo(*listed, self.n, capacity, seed=self.seed)
         return positions, values[:, :, None], counts

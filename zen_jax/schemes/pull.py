@@ -7,6 +7,7 @@ that all workers agree on the room for the second, the body.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -84,7 +85,7 @@ class Bitmap(HashBitmap):
 
     def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
         held = bitmap.get_bits(headers, self._indices())
-        return super().decode(jnp.stack([pack_bits(bits) for bits in held]), bodies, capacity)
+        return super().decode(jax.vmap(pack_bits)(held), bodies, capacity)
 
     def _indices(self) -> Array:
         n, size = self.partitioning.n, self.partitioning.size

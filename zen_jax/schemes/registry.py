@@ -11,7 +11,7 @@ from zen_jax.schemes.request import Scheme
 
 class _Entry(NamedTuple):
     run: Scheme
-    exchanges: Callable[[int], int | None]  # of n workers; None for a scheme that ignores capacities
+    num_exchanges: Callable[[int], int | None]  # of n workers; None for a scheme that ignores capacities
     takes_sparse: bool = False  # whether the units may be a `SparseGradient`
 
 
@@ -48,21 +48,21 @@ def takes_sparse(name: str) -> bool:
     return _SCHEMES[name].takes_sparse
 
 
-def exchanges(name: str, n: int) -> int | None:
+def num_exchanges(name: str, n: int) -> int | None:
     """How many capacities a scheme takes among n workers, in order; None for one that ignores them.
 
     zen, auto, omnireduce and sparse_ps push and pull; agsparse gathers; sparcml has one for each stage.
 
-    >>> exchanges("zen", 8), exchanges("sparcml", 8), exchanges("sparcml", 6), exchanges("dense", 8)
+    >>> num_exchanges("zen", 8), num_exchanges("sparcml", 8), num_exchanges("sparcml", 6), num_exchanges("dense", 8)
     (2, 3, 4, None)
     """
     check_choice("scheme", name, names())
-    return _SCHEMES[name].exchanges(n)
+    return _SCHEMES[name].num_exchanges(n)
 
 
 def check_exchanges(capacity: Sized, name: str, n: int) -> None:
     """Raises a ValueError for more capacities than a scheme has exchanges among n workers."""
-    most = exchanges(name, n)
+    most = num_exchanges(name, n)
     if n > 1 and most is not None and len(capacity) > most:
         raise ValueError(
             f"capacity={capacity!r} has {len(capacity)} entries, but scheme={name!r} has {most} exchanges among {n} "

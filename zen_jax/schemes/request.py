@@ -20,7 +20,7 @@ class Request(NamedTuple):
     pull_format: str = "hash_bitmap"
     intra_axis: AxisName | None = None  # of a machine's devices, which all take the same branches
 
-    def planned(self, exchange: int) -> int | None:
+    def planned_capacity(self, exchange: int) -> int | None:
         """Units expected in the fullest message of a scheme's exchange, counted from 0; None if not given."""
         return self.capacity[exchange] if exchange < len(self.capacity) else None
 
@@ -28,7 +28,7 @@ class Request(NamedTuple):
         """What the sum over n workers is divided by."""
         return n if self.op == "mean" else 1
 
-    def agreed(self, counts: Array) -> Array:
+    def pmax_over_machine(self, counts: Array) -> Array:
         """Counts that all workers know, maximised over a machine's devices; they decide which branch is taken."""
         # Devices of one program that took different branches could deadlock.
         return counts if self.intra_axis is None else lax.pmax(counts, self.intra_axis)

@@ -16,7 +16,7 @@ from zen_jax.formats.message import owners
 from zen_jax.formats.words import WORD_BYTES
 from zen_jax.info import Info, make_info
 from zen_jax.kernels.partition_coo import by_server
-from zen_jax.row_sparse import RowSparseGradient, intact
+from zen_jax.row_sparse import RowSparseGradient, nan_if_altered
 from zen_jax.schemes.ladder import ladder, rung_for
 from zen_jax.schemes.request import Request
 from zen_jax.schemes.servers import COUNT_BYTES, agree_on_push, exchange_info
@@ -40,7 +40,7 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
       The reduced gradient with min(n K, V) entries (none if rows are empty), bitwise equal on all workers, and its
       `Info`.
     """
-    gradient = intact(gradient)
+    gradient = nan_if_altered(gradient)
     if gradient.size == 0:
         # Nothing would be sent, and the ids by themselves differ between workers.
         gradient = replace(gradient, ids=gradient.ids[:0], rows=gradient.rows[:0])
@@ -75,7 +75,7 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     positions = hashing.position_of(gradient.ids, n)
     shard = lax.switch(push_rung, [partial(push, c) for c in push_rungs], positions[order], rows[order])
     shard_counts = _axis.all_gather(shard[2], axis_name)
-    pull_rung = rung_for(request.agreed(jnp.max(shard_counts)), pull_rungs)
+    pull_rung = rung_for(request.pmax_over_machine(jnp.max(shard_counts)), pull_rungs)
     positions, reduced = lax.switch(pull_rung, [partial(pull, c) for c in pull_rungs], shard_counts, *shard)
     exists, server, _ = owners(shard_counts, result_room)
     ids = jnp.where(exists, hashing.index_of(server, positions, n, request.seed), total_rows)

@@ -3,10 +3,10 @@
 The paper calls this Point-to-point, One-shot aggregation and Parallelism; the partitioning determines the balance.
 """
 
+import bisect
 from collections.abc import Callable
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -79,7 +79,8 @@ def reduce_on_servers(
         return exchange()
 
     # Along axes other than the workers', the statistics vary where gradients do.
-    typed = partial(jax.tree.map, partial(_axis.varying_like, like=push_stats["density"]))
+    def typed(info: Info) -> Info:
+        return Info(*(_axis.varying_like(field, push_stats["density"]) for field in info))
 
     def sparse(_: Array | SparseGradient) -> tuple[Array, Info]:
         reduced, info = exchange()
@@ -112,12 +113,8 @@ def sparse_limit(push_format: str, pull: PullFormat) -> int:
     def moved(capacity: int) -> int:
         return push_bytes(push_format, pull, capacity) + pull.message_bytes(min(size, n * capacity))
 
-    low, high = 0, size
     budget = 2 * pull.partitioning.units * pull.width * pull.dtype.itemsize // n
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if moved(middle) <= budget else (low, middle - 1)
-    return low
+    return bisect.bisect_right(range(1, size + 1), budget, key=moved)
 
 
 def agree_on_push(counts: Array, units: int, axis_name: AxisName, request: Request) -> tuple[Array, dict[str, Array]]:
@@ -127,12 +124,12 @@ def agree_on_push(counts: Array, units: int, axis_name: AxisName, request: Reque
     table = _axis.all_gather(jnp.stack([jnp.max(counts), total_bits]), axis_name)
     fullest_by_worker = table[:, 0]
     totals = lax.bitcast_convert_type(table[:, 1], jnp.float32)
-    fullest = request.agreed(jnp.max(fullest_by_worker))
+    fullest = request.pmax_over_machine(jnp.max(fullest_by_worker))
     imbalance = counts.size * fullest_by_worker.astype(jnp.float32) / jnp.maximum(totals, 1.0)
     return fullest, {
         "density": density(totals, units),
         "imbalance_push": jnp.max(imbalance),
-        "rounds": rounds(fullest, request.planned(0)),
+        "rounds": rounds(fullest, request.planned_capacity(0)),
     }
 
 
@@ -148,8 +145,8 @@ def _exchange_sparse(
     """Push, aggregation and pull of buckets, the fullest of which holds at most `top` units."""
     partitioning, width, dtype = pull.partitioning, pull.width, pull.dtype
     n, size, unit_bytes = partitioning.n, partitioning.size, width * dtype.itemsize
-    push_rungs = ladder(top, request.planned(0), unit_bytes)
-    pull_rungs = ladder(min(size, n * top), request.planned(1), unit_bytes)
+    push_rungs = ladder(top, request.planned_capacity(0), unit_bytes)
+    pull_rungs = ladder(min(size, n * top), request.planned_capacity(1), unit_bytes)
     pull_rungs = tuple(sorted({max(capacity, pull.smallest_room) for capacity in pull_rungs}))
 
     def push_with(capacity: int, *buckets: Array) -> tuple[Array, Array, Shard]:
@@ -166,13 +163,13 @@ def _exchange_sparse(
     headers, shard_counts = hash_bitmap.unpack_bitmap(
         _axis.all_gather(hash_bitmap.pack_bitmap(words, count), axis_name)
     )
-    fullest_shard = request.agreed(jnp.max(shard_counts))
+    fullest_shard = request.pmax_over_machine(jnp.max(shard_counts))
     pull_rung = rung_for(fullest_shard, pull_rungs)
     reduced = lax.switch(pull_rung, [partial(pull_with, c) for c in pull_rungs], headers, count, *shard)
 
     pushed_bytes = [push_bytes(request.push_format, pull, c) for c in push_rungs]
     pulled_bytes = [pull.message_bytes(c) for c in pull_rungs]
-    planned_room = max(request.planned(1), pull.smallest_room) if request.planned(1) else None
+    planned_room = max(request.planned_capacity(1), pull.smallest_room) if request.planned_capacity(1) else None
     stats = stats | {"rounds": jnp.maximum(stats["rounds"], rounds(fullest_shard, planned_room))}
     moved = (pushed_bytes, push_rung), (pulled_bytes, pull_rung)
     return reduced, exchange_info(reduced.shape, dtype, shard_counts, *moved, stats)

@@ -49,7 +49,7 @@ def stages(n: int) -> list[_Stage]:
     return [_Stage("fold", extra, n), *doubling, _Stage("return", back, power)]
 
 
-def dense_from(units: int, unit_bytes: int) -> int:
+def dense_threshold(units: int, unit_bytes: int) -> int:
     """The fewest non-zero units of `unit_bytes` whose message is no smaller than the dense tensor of `units`."""
     return -(-units * unit_bytes // (WORD_BYTES + unit_bytes))
 
@@ -101,9 +101,9 @@ def _run(
     """The total after a stage, sent dense where `go_dense` says so or no sparse message could hold it."""
     n = _axis.axis_size(axis_name)
     units, width = total.shape
-    planned = request.planned(number)
+    planned = request.planned_capacity(number)
     unit_bytes = width * total.dtype.itemsize
-    top = max(1, dense_from(units, unit_bytes) - 1)
+    top = max(1, dense_threshold(units, unit_bytes) - 1)
     rungs = ladder(top, planned, unit_bytes, UNPLANNED_RATIO)
 
     sources = np.arange(n, dtype=np.int32)
@@ -117,7 +117,9 @@ def _run(
     positions, values, count = kernels.partition(total, 1, top)
     counts = _axis.all_gather(jnp.where(alive, count[0], 0), axis_name)
     # A permute involves every device of the program, including those along other axes.
-    most = _axis.largest_beside(request.agreed(counts), _axis.joined(axis_name, request.intra_axis))
+    most = _axis.pmax_over_other_axes(
+        request.pmax_over_machine(counts), _axis.combined_axes(axis_name, request.intra_axis)
+    )
     # The lower worker's sum goes first on both sides, so that the bits are equal even where NaNs meet.
     mine_first = me < source
 
@@ -146,5 +148,5 @@ def _run(
         bytes=jnp.array(message_bytes, jnp.float32)[rung] + (n - 1) * WORD_BYTES,
         rounds=rounds(jnp.where(rung < len(rungs), jnp.max(most), 0), planned),
         dense=rung == len(rungs),
-        fills=jnp.any(most[first] + most[second] >= dense_from(units, unit_bytes)),
+        fills=jnp.any(most[first] + most[second] >= dense_threshold(units, unit_bytes)),
     )

@@ -183,7 +183,7 @@ def _bounds(share: float | Array, size: int) -> tuple[Array | int, Array | int]:
     """The fewest and most elements to send of a leaf, over all its shards."""
     if isinstance(share, float | int):
         share = feedback.check_density(share)  # a schedule may return anything
-        least = feedback.kept(share, size)
+        least = feedback.num_to_send(share, size)
         return least, min(int(EXCESS * least), size)
     share, rest = jnp.clip(jnp.asarray(share, jnp.float32), 0, 1), size % 4096
     # float32 holds every multiple of 4096 below 2**31, but not every size above 2**24.

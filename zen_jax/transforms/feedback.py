@@ -76,10 +76,10 @@ def send(
     return SparseGradient(*sent, update.shape) if compact else sent, residual, velocity
 
 
-def kept(density: float, size: int) -> int:
+def num_to_send(density: float, size: int) -> int:
     """ceil(density * size), with the density taken exactly as it is written.
 
-    >>> kept(0.07, 100), kept(0.001, 5), kept(0.01, 0)
+    >>> num_to_send(0.07, 100), num_to_send(0.001, 5), num_to_send(0.01, 0)
     (7, 1, 0)
     """
     return math.ceil(Fraction(str(density)) * size)

@@ -59,7 +59,7 @@ def random_k(density: float, seed: int = 0) -> optax.GradientTransformationExtra
         def leaf(name: str, update: Array, residual: Array) -> tuple[Array, Array]:
             if not update.size:
                 return update, residual
-            k = feedback.kept(density, update.size)
+            k = feedback.num_to_send(density, update.size)
             return send_drawn(update, residual, k, murmur3(state.count, zlib.crc32(name.encode(), seed)))
 
         sent, residual = feedback.map_leaves(leaf, updates, state.residual)

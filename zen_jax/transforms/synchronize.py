@@ -94,7 +94,7 @@ def synchronize(
     check_unit(unit)
     if plan is not None and not isinstance(plan, Plan | Profiler):
         raise ValueError(f"plan is a {type(plan).__name__}, but must be a zen_jax.Plan, a Profiler or None.")
-    axes = _axis.joined(axis_name, intra_axis)
+    axes = _axis.combined_axes(axis_name, intra_axis)
     reduce = partial(all_reduce, axis_name=axis_name, op=op, seed=seed, intra_axis=intra_axis, return_info=True)
 
     def check(named: list[tuple[str, Leaf]], n: int | None) -> None:
@@ -152,7 +152,7 @@ def synchronize(
                 else:
                     reduced[name], info = reduce(leaf, **routes[name].options)
                 infos.append((name, info))
-            info = _largest_beside(_by_name(infos, names), axes)
+            info = _pmax_over_other_axes(_by_name(infos, names), axes)
         treedef = jax.tree.structure(updates, is_leaf=is_sparse_leaf)
         return jax.tree.unflatten(treedef, [reduced[name] for name, _ in named]), SynchronizeState(info)
 
@@ -194,9 +194,9 @@ def _by_name(infos: list[tuple[str, Info]], names: Iterable[str]) -> dict[str, I
     return {name: total(infos) for name, infos in found.items()}
 
 
-def _largest_beside(info: dict[str, Info], axes: AxisName) -> dict[str, Info]:
+def _pmax_over_other_axes(info: dict[str, Info], axes: AxisName) -> dict[str, Info]:
     """The largest over the other axes of an enclosing shard_map, whose tensor-parallel shards differ."""
     leaves, treedef = jax.tree.flatten(info)
-    if not leaves or not _axis.beside(axes):
+    if not leaves or not _axis.other_manual_axes(axes):
         return info
-    return treedef.unflatten(list(_axis.largest_beside(jnp.stack(leaves), axes)))
+    return treedef.unflatten(list(_axis.pmax_over_other_axes(jnp.stack(leaves), axes)))

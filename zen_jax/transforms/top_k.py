@@ -54,7 +54,7 @@ def top_k(density: float, *, compact: bool = False) -> optax.GradientTransformat
     def leaf(_: str, update: Array, residual: Array) -> tuple[Array | SparseGradient, Array]:
         if not update.size:
             return update, residual
-        k = feedback.kept(density, update.size)
+        k = feedback.num_to_send(density, update.size)
         return feedback.send(update, residual, k, k, compact=compact)[:2]
 
     def update(updates: PyTree, state: TopKState, params: PyTree = None, **_) -> tuple[PyTree, TopKState]:
