@@ -11,13 +11,13 @@ from cases import FLOATS, normal
 
 from zen_jax import selection
 
-largest = jax.jit(selection.largest)
+top_k_mask = jax.jit(selection.top_k_mask)
 
 
 @hypothesis.given(st.lists(st.integers(-4, 4), min_size=150, max_size=150), st.integers(1, 150))
 def test_exactly_k_with_the_first_of_equals(values, k):
     x = np.array(values, np.float32)
-    marked = np.asarray(largest(x, k, k))
+    marked = np.asarray(top_k_mask(x, k, k))
     np.testing.assert_array_equal(marked & (x != 0), oracle.largest(x, k) & (x != 0))
 
 
@@ -26,7 +26,7 @@ def test_exactly_k_of_every_dtype(kind):
     with jax.enable_x64(kind == "float64"):
         x = normal(1000, dtype=FLOATS[kind])
         for k in (1, 2, 128, 999, 1000):
-            marked = largest(jnp.asarray(x), k, k)
+            marked = top_k_mask(jnp.asarray(x), k, k)
             np.testing.assert_array_equal(marked, oracle.largest(x.astype(np.float64), k))
 
 
@@ -50,9 +50,9 @@ def test_a_sample_misleads_nobody(spread):
     """Above the size from which a sample is taken, the answer is the same; with slack, it stays within the slack."""
     x = spread[1](normal(LARGE))
     for k in (1, 66, 6561, LARGE):
-        marked = np.asarray(largest(x, k, k))
+        marked = np.asarray(top_k_mask(x, k, k))
         np.testing.assert_array_equal(marked & (x != 0), oracle.largest(x, k) & (x != 0))
         most = min(int(1.3 * k), LARGE)
-        marked = np.asarray(largest(x, k, most)) & (x != 0)
+        marked = np.asarray(top_k_mask(x, k, most)) & (x != 0)
         assert min(k, np.count_nonzero(x)) <= marked.sum() <= most
         np.testing.assert_array_equal(marked, oracle.largest(x, marked.sum()) & (x != 0))

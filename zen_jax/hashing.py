@@ -46,14 +46,14 @@ def murmur3(key: ArrayLike, seed: int) -> Array:
     k = _uint32(key) * np.uint32(0xCC9E2D51)
     k = _rotate_left(k, 15) * np.uint32(0x1B873593)
     h = _rotate_left(k ^ np.uint32(seed), 13) * np.uint32(5) + np.uint32(0xE6546B64)
-    return murmur3_finish(h ^ np.uint32(4))
+    return fmix32(h ^ np.uint32(4))
 
 
-def murmur3_finish(h: Array) -> Array:
+def fmix32(h: Array) -> Array:
     """The final mix of MurmurHash3: a bijection of uint32 in which every bit of h affects every bit of the result.
 
     >>> import numpy as np
-    >>> [hex(h) for h in murmur3_finish(np.array([0, 1], np.uint32))]
+    >>> [hex(h) for h in fmix32(np.array([0, 1], np.uint32))]
     ['0x0', '0x514e28b7']
     """
     h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)

@@ -25,7 +25,7 @@ SAMPLE_SHARE, SMALLEST_SAMPLE, CHUNK = 0.01, 1 << 14, 64
 SPREAD = 3.0  # standard deviations of the sampled rank that the first probes span
 
 
-def largest(x: Array, least: Array | int, most: Array | int, model_axis: AxisName | None = None) -> Array:
+def top_k_mask(x: Array, least: Array | int, most: Array | int, model_axis: AxisName | None = None) -> Array:
     """Marks between `least` and `most` elements, none of which is smaller in magnitude than an unmarked one.
 
     Where ties would exceed `most`, exactly `least` are marked, ties in index order; zeros are marked all or not at all,
@@ -44,7 +44,7 @@ def largest(x: Array, least: Array | int, most: Array | int, model_axis: AxisNam
       ValueError: for 2**31 or more elements over all shards.
 
     >>> import jax.numpy as jnp
-    >>> largest(jnp.array([1.0, -5.0, 0.0, 3.0, -3.0]), 2, 2).tolist()
+    >>> top_k_mask(jnp.array([1.0, -5.0, 0.0, 3.0, -3.0]), 2, 2).tolist()
     [False, True, False, True, False]
     """
     bits = lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")

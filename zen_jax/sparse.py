@@ -86,7 +86,7 @@ def is_sparse(leaf: Any) -> bool:
     return isinstance(leaf, SparseGradient)
 
 
-def listed(units: Array | SparseGradient, room: int) -> tuple[Array, Array, Array]:
+def to_coo(units: Array | SparseGradient, room: int) -> tuple[Array, Array, Array]:
     """The first `room` non-zero units of [U, m], or of a gradient of shape [U, 1], in one bucket."""
     if not is_sparse(units):
         return kernels.partition(units, 1, room)

@@ -15,7 +15,7 @@
 namespace zen {
 
 // The finaliser of MurmurHash3: a bijection in which every bit of h affects every bit of the result.
-ZEN_HOST_DEVICE uint32_t murmur3_finish(uint32_t h) {
+ZEN_HOST_DEVICE uint32_t fmix32(uint32_t h) {
   h ^= h >> 16;
   h *= 0x85ebca6bu;
   h ^= h >> 13;
@@ -32,7 +32,7 @@ ZEN_HOST_DEVICE uint32_t murmur3(uint32_t key, uint32_t seed) {
   uint32_t h = seed ^ k;
   h = (h << 13) | (h >> 19);
   h = h * 5u + 0xe6546b64u;
-  return murmur3_finish(h ^ 4u);
+  return fmix32(h ^ 4u);
 }
 
 // Maps a 32-bit hash to [0, range) by the high half of a product: uniform, and without a division.

@@ -163,13 +163,13 @@ class Feedback {
     if constexpr (Keys::kAreMagnitudes) {
       keys = totals;
     } else {
-      const auto infinite = leaf_.isa.template divide<TotalBits>();
+      const auto infinite = leaf_.isa.template classify<TotalBits>();
       send(infinite(totals, count, kInfinity<T>, kInfinity<T>, room.reaching, room.between).reaching);
       keys_.draw(begin, count, leaf_.isa, room.keys);
       keys = room.keys;
     }
-    const auto divide = leaf_.isa.template divide<Bits>();
-    const Divided found = divide(keys, count, bracket.low, bracket.high, room.reaching, room.between);
+    const auto classify = leaf_.isa.template classify<Bits>();
+    const Classified found = classify(keys, count, bracket.low, bracket.high, room.reaching, room.between);
     for (int64_t j = 0; j < found.between; ++j) {
       const int64_t i = room.between[j];
       if (decide(begin + i, keys[i] & (kTopKey<Bits> - 1))) leaf_.send(begin + i, room.sent[i]);

@@ -34,7 +34,7 @@ struct Momentum {
 };
 
 // How many keys reach the higher bound, and how many only the lower one.
-struct Divided {
+struct Classified {
   int64_t reaching;
   int64_t between;
 };
@@ -49,7 +49,7 @@ struct Isa {
   using Accumulate = void (*)(const Update* update, const T* residual, const T* velocity, Momentum<T> how,
                               int64_t count, T* total, T* new_velocity);
   template <typename Bits>
-  using Divide = Divided (*)(const Bits* x, int64_t count, Bits low, Bits high, uint16_t* reaching, uint16_t* between);
+  using Classify = Classified (*)(const Bits* x, int64_t count, Bits low, Bits high, uint16_t* reaching, uint16_t* between);
   template <typename Bits>
   using Reach = void (*)(const Bits* x, int64_t count, const Bits* probes, int64_t* reach);
 
@@ -86,8 +86,8 @@ struct Isa {
   Accumulate<double> accumulate_f64;
 
   // Lists the elements of a chunk whose keys (bits without the highest) reach `high`, and those that reach only `low`.
-  Divide<uint32_t> divide32;
-  Divide<uint64_t> divide64;
+  Classify<uint32_t> classify32;
+  Classify<uint64_t> classify64;
 
   // Adds to reach[i] how many keys reach probes[i], for each of kProbes probes.
   Reach<uint32_t> reach32;
@@ -110,9 +110,9 @@ struct Isa {
     if constexpr (std::is_same_v<Update, double>) return accumulate_f64;
   }
   template <typename Bits>
-  Divide<Bits> divide() const {
-    if constexpr (std::is_same_v<Bits, uint32_t>) return divide32;
-    if constexpr (std::is_same_v<Bits, uint64_t>) return divide64;
+  Classify<Bits> classify() const {
+    if constexpr (std::is_same_v<Bits, uint32_t>) return classify32;
+    if constexpr (std::is_same_v<Bits, uint64_t>) return classify64;
   }
   template <typename Bits>
   Reach<Bits> reach() const {

@@ -227,8 +227,8 @@ struct IsaImpl {
   }
 
   template <typename Bits>
-  static Divided divide(const Bits* x, int64_t count, Bits low, Bits high, uint16_t* reaching, uint16_t* between) {
-    Divided found = {0, 0};
+  static Classified classify(const Bits* x, int64_t count, Bits low, Bits high, uint16_t* reaching, uint16_t* between) {
+    Classified found = {0, 0};
     for (int64_t i = 0; i < count; i += kMaskBits) {
       const uint64_t reach_low = reach_mask(x + i, count - i, low);
       if (reach_low == 0) continue;
@@ -249,7 +249,7 @@ struct IsaImpl {
   }
 
   static void draw(uint32_t first, int64_t count, uint32_t step, uint32_t* keys) {
-    for (int64_t i = 0; i < count; ++i) keys[i] = murmur3_finish((first + static_cast<uint32_t>(i)) ^ step) >> 1 | 1;
+    for (int64_t i = 0; i < count; ++i) keys[i] = fmix32((first + static_cast<uint32_t>(i)) ^ step) >> 1 | 1;
   }
 
   // ---- output ----
@@ -285,8 +285,8 @@ struct IsaImpl {
             accumulate<BFloat16, float>,
             accumulate<float, float>,
             accumulate<double, double>,
-            divide<uint32_t>,
-            divide<uint64_t>,
+            classify<uint32_t>,
+            classify<uint64_t>,
             reach<uint32_t>,
             reach<uint64_t>,
             draw};

@@ -172,7 +172,7 @@ void test_slack(const FeedbackProblem& p, const State& state, int64_t k, int64_t
 void test_others(const FeedbackProblem& p, const State& state, int64_t k, const std::string& name) {
   const State totals = accumulated(state, false);
   std::vector<uint32_t> draws(p.size);
-  for (int64_t i = 0; i < p.size; ++i) draws[i] = murmur3_finish(static_cast<uint32_t>(i) ^ kStep) >> 1 | 1;
+  for (int64_t i = 0; i < p.size; ++i) draws[i] = fmix32(static_cast<uint32_t>(i) ^ kStep) >> 1 | 1;
   const std::vector<bool> chosen = k_largest(draws, 0, p.size, k);
   const State drawn = expected(totals, [&](size_t i) { return chosen[i]; });
   const State reaching = expected(totals, [&](size_t i) { return std::abs(totals.residual[i]) >= 1.5f; });

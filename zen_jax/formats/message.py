@@ -85,7 +85,7 @@ def unpack_joined(
     )
 
 
-def owners(counts: Array, room: int) -> tuple[Array, Array, Array]:
+def locate_entries(counts: Array, room: int) -> tuple[Array, Array, Array]:
     """Which bucket each of `room` entries belongs to when n buckets follow one another.
 
     Returns:
@@ -131,7 +131,7 @@ def unpack_joined_reference(
 ) -> tuple[Array, Array]:
     """The pure-JAX lowering of `unpack_joined`."""
     _, positions, values = unpack_reference(messages, head_words, capacity, capacity, width, dtype)
-    _, *source = owners(counts, room)
+    _, *source = locate_entries(counts, room)
     return _at(positions, tuple(source)), _at(values, tuple(source))
 
 

@@ -15,7 +15,7 @@ from zen_jax import selection
 from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
 from zen_jax.errors import check_at_least, check_dtype, check_float, check_shape
-from zen_jax.hashing import murmur3_finish
+from zen_jax.hashing import fmix32
 from zen_jax.kernels.aggregate import accumulator_dtype
 
 
@@ -115,8 +115,8 @@ def check_leaf(update: Array, residual: Array, velocity: Array | None = None) ->
 def drawn_reference(update: Array, residual: Array, step: Array, *, k: int) -> tuple[Array, Array]:
     """The pure-JAX lowering of `send_drawn`."""
     index = lax.iota(jnp.uint32, update.size)
-    draws = (murmur3_finish(index ^ step) >> jnp.uint32(1)) | jnp.uint32(1)  # above zero, highest bit clear
-    chosen = selection.largest(draws, k, k).reshape(update.shape)
+    draws = (fmix32(index ^ step) >> jnp.uint32(1)) | jnp.uint32(1)  # above zero, highest bit clear
+    chosen = selection.top_k_mask(draws, k, k).reshape(update.shape)
     return split(update.astype(residual.dtype) + residual, chosen, update.dtype)
 
 

@@ -14,7 +14,7 @@ from zen_jax.errors import check_at_least, check_dtype
 from zen_jax.kernels.error_feedback import check_leaf, split
 from zen_jax.kernels.partition import partition
 
-Listed: TypeAlias = tuple[Array, Array, Array]
+CooArrays: TypeAlias = tuple[Array, Array, Array]
 """Indices, values, and how many there are."""
 
 
@@ -33,7 +33,7 @@ def send_largest(
     Args:
       update: float [...] of at least one element.
       residual: [...] of `residual_dtype`: what was not sent before. Its buffer is reused for the new residual.
-      least, most: how many elements to send, 1 <= least <= most <= size; may be traced. See `selection.largest`.
+      least, most: how many elements to send, 1 <= least <= most <= size; may be traced. See `selection.top_k_mask`.
       velocity: [...] of residual's dtype; velocity = momentum * velocity + scale * update takes update's place, and
         becomes 0 where it is sent. None for no velocity.
       momentum: of the velocity.
@@ -69,7 +69,7 @@ def list_largest(
     velocity: Array | None = None,
     momentum: float = 0.0,
     scale: Array | None = None,
-) -> tuple[Listed, Array, Array | None]:
+) -> tuple[CooArrays, Array, Array | None]:
     """Sends what `send_largest` sends, as a list: custom calls write no gradient-sized array except the state.
 
     Args:
@@ -97,7 +97,7 @@ def list_largest(
     return _send(update, residual, least, most, velocity, momentum, scale, room)
 
 
-def as_list(sent: Array, room: int) -> Listed:
+def dense_to_coo(sent: Array, room: int) -> CooArrays:
     """The non-zero elements of `sent` as a list with the given room."""
     indices, values, counts = partition(sent.reshape(-1), 1, room)
     return indices[0], values[0], counts[0]
@@ -146,7 +146,7 @@ def _send(
     def pure_jax(update, residual, moved, scale, bounds):
         how = {"velocity": moved, "momentum": momentum, "scale": scale} if moves else {}
         sent, residual, velocity = reference(update, residual, bounds[0], bounds[1], **how)
-        return *((sent,) if room is None else as_list(sent, room)), residual, velocity if moves else moved
+        return *((sent,) if room is None else dense_to_coo(sent, room)), residual, velocity if moves else moved
 
     *sent, residual, moved = custom_call_or(
         pure_jax,
@@ -171,14 +171,14 @@ def reference(
     velocity: Array | None = None,
     momentum: float = 0.0,
     scale: Array | None = None,
-    largest: Callable[..., Array] = selection.largest,
+    top_k_mask: Callable[..., Array] = selection.top_k_mask,
 ) -> tuple[Array, Array, Array | None]:
     """The pure-JAX lowering of `send_largest`; `largest` marks what to send of a flat total."""
     if velocity is not None:
         gradient = update.astype(residual.dtype) * (jnp.ones((), residual.dtype) if scale is None else scale)
         velocity = residual.dtype.type(momentum) * velocity + gradient
     total = residual + (update.astype(residual.dtype) if velocity is None else velocity)
-    chosen = largest(total.reshape(-1), least, most).reshape(total.shape)
+    chosen = top_k_mask(total.reshape(-1), least, most).reshape(total.shape)
     if velocity is not None:
         velocity = jnp.where(chosen | ~jnp.isfinite(total), jnp.zeros_like(velocity), velocity)
     return *split(total, chosen, update.dtype), velocity

@@ -25,7 +25,7 @@ class Counts(NamedTuple):
     """Counts of one gradient at one unit, the same on every worker; int32 except for `skewness`."""
 
     units: Array  # [] units examined
-    together: Array  # [n, n] units that workers i and j both touch; on the diagonal those of worker i
+    co_touched: Array  # [n, n] units that workers i and j both touch; on the diagonal those of worker i
     sharers: Array  # [n] units that exactly 1, 2, ..., n workers touch
     groups: Array  # [K] most units that any partial sum of recursive doubling holds, by stage of `_partial_sums`
     push: Array  # [] units in the fullest message to a hashed server
@@ -118,7 +118,7 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list
         touching = jnp.sum(unpack_bits(received), axis=0, dtype=jnp.int32)
         sharing = touching[None, :] == jnp.arange(1, n + 1, dtype=jnp.int32)[:, None]
         return {
-            "together": _popcount(received[:, None, :] & received[None, :, :]),
+            "co_touched": _popcount(received[:, None, :] & received[None, :, :]),
             "sharers": jnp.sum(sharing, axis=1, dtype=jnp.int32),
             "groups": [_popcount(group) for group in _partial_sums(received)],
         }
@@ -171,7 +171,7 @@ def _counts(
     having = jnp.maximum(jnp.sum(every["total"] > 0), 1).astype(jnp.float32)
     return Counts(
         units=jnp.int32(units),
-        together=summed["together"],
+        co_touched=summed["co_touched"],
         sharers=summed["sharers"],
         groups=jnp.stack([jnp.max(group) for group in summed["groups"]]),
         push=jnp.max(every["push"]),

@@ -57,12 +57,12 @@ class Estimate:
     def total(self, scheme: str) -> tuple[float, float]:
         """Total seconds and bytes of all leaves under one scheme; a ValueError if it is unknown."""
         check_choice("scheme", scheme, registry.names())
-        return together(self.under(scheme).values())
+        return total_seconds_and_bytes(self.under(scheme).values())
 
     @property
     def bound(self) -> tuple[float, float]:
         """Least total seconds and bytes of all leaves."""
-        return together(self.bounds.values())
+        return total_seconds_and_bytes(self.bounds.values())
 
     def to_json(self) -> dict[str, Any]:
         """The estimate as plain values."""
@@ -92,7 +92,7 @@ class Estimate:
         return "" if self.counts_computing else "; compute time is left out: zen_jax.calibrate measures it"
 
 
-def together(leaves: Collection[Estimated | Bound]) -> tuple[float, float]:
+def total_seconds_and_bytes(leaves: Collection[Estimated | Bound]) -> tuple[float, float]:
     """Total seconds and bytes of some leaves."""
     return sum(leaf.seconds for leaf in leaves), sum(leaf.nbytes for leaf in leaves)
 

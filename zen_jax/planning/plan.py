@@ -197,10 +197,10 @@ def plan(
     estimated = estimate(profile, cluster)
     chosen, fused = {}, []
     for name, leaf in profile.leaves.items():
-        best, together = estimated.best(name, schemes), estimated.best(name, dense)
-        if leaf.nbytes < profile.dense_below and _seconds_in_bucket(together, cluster, estimated) <= best.seconds:
+        best, best_dense = estimated.best(name, schemes), estimated.best(name, dense)
+        if leaf.nbytes < profile.dense_below and _seconds_in_bucket(best_dense, cluster, estimated) <= best.seconds:
             fused.append(name)
-            best = together
+            best = best_dense
         chosen[name] = LeafPlan(leaf.shape, leaf.dtype, **best.candidate.options)
     kinds = [((chosen[name].dtype, chosen[name].scheme), profile.leaves[name].nbytes) for name in fused]
     for number, bucket in enumerate(buckets(kinds, bucket_bytes)):

@@ -118,13 +118,13 @@ def _unit_profile(elements: int, width: int, counts: Counts) -> UnitProfile:
     """The profile of one step. A sample's counts are scaled up, and Theorem 2 bounds what a sample cannot tell."""
     units = -(-elements // width)
     scale = units / counts.units
-    touched = np.diagonal(counts.together).astype(np.float64) * scale
+    touched = np.diagonal(counts.co_touched).astype(np.float64) * scale
     n = touched.size
     # With a model axis, each count is the largest of any shard; together they may exceed the number of units.
     unions = np.minimum(_mean_unions(np.asarray(counts.sharers, np.float64) * scale), units)
     first, second = np.triu_indices(n, 1)
     smaller = np.minimum(touched[first], touched[second])
-    overlaps = counts.together[first, second][smaller > 0] * scale / smaller[smaller > 0]
+    overlaps = counts.co_touched[first, second][smaller > 0] * scale / smaller[smaller > 0]
     push, pull = int(counts.push), int(counts.pull)
     if scale > 1:
         push, pull = (min(fullest_bin(balls / n), -(-units // n)) for balls in (touched.max(), unions[-1]))

@@ -9,7 +9,7 @@ import numpy as np
 
 from zen_jax import errors
 from zen_jax.planning.cluster import Cluster
-from zen_jax.planning.estimate import Estimate, estimate, together
+from zen_jax.planning.estimate import Estimate, estimate, total_seconds_and_bytes
 from zen_jax.planning.plan import WORKER_ORDER_SCHEMES, candidate_schemes
 from zen_jax.planning.profile import fullest_bin
 from zen_jax.planning.sparsity import SparsityProfile, UnitProfile
@@ -30,7 +30,7 @@ class Simulated:
     @property
     def planned(self) -> tuple[float, float]:
         """Total seconds and bytes of all leaves, each under its chosen scheme."""
-        return together([self.estimate.leaves[leaf][scheme] for leaf, scheme in self.choice.items()])
+        return total_seconds_and_bytes([self.estimate.leaves[leaf][scheme] for leaf, scheme in self.choice.items()])
 
     @property
     def speed_up(self) -> float:

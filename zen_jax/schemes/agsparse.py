@@ -14,7 +14,7 @@ from zen_jax.info import Info, density, make_info
 from zen_jax.schemes.dense import dense_bytes, dense_ordered
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
 from zen_jax.schemes.request import Request
-from zen_jax.sparse import SparseGradient, is_sparse, listed
+from zen_jax.sparse import SparseGradient, is_sparse, to_coo
 from zen_jax.trees import densified
 
 
@@ -33,7 +33,7 @@ def agsparse(x: Array | SparseGradient, axis_name: AxisName, request: Request) -
     if top == 0:
         return dense_ordered(densified(x), axis_name, request)
     check_units(units, "scheme='agsparse'", "scheme='auto'")
-    positions, values, counts = listed(x, top)
+    positions, values, counts = to_coo(x, top)
     rungs = ladder(top, request.planned_capacity(0), width * x.dtype.itemsize)
     counts_by_worker = _axis.all_gather(counts[0], axis_name)
     fullest = request.pmax_over_machine(jnp.max(counts_by_worker))

@@ -19,7 +19,7 @@ from zen_jax.formats.words import WORD_BYTES
 from zen_jax.schemes.partitioning import Partitioning
 from zen_jax.schemes.push import Received
 
-Shard = tuple[Array, ...]
+EncodedShard = tuple[Array, ...]
 """What `encode` keeps of a shard for `pack`."""
 
 
@@ -41,11 +41,11 @@ class PullFormat(ABC):
         """Bytes of header and body, with room for `capacity` units."""
 
     @abstractmethod
-    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Shard]:
+    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, EncodedShard]:
         """From the sum: header uint32 [H] without the count, number of non-zero units, and what `pack` needs."""
 
     @abstractmethod
-    def pack(self, shard: Shard, count: Array, capacity: int) -> Array:
+    def pack(self, shard: EncodedShard, count: Array, capacity: int) -> Array:
         """The body, of any shape and dtype, with room for `capacity` units."""
 
     @abstractmethod
@@ -59,11 +59,11 @@ class HashBitmap(PullFormat):
     def message_bytes(self, capacity: int) -> int:
         return hash_bitmap.message_bytes(self.partitioning.size, capacity, self.width, self.dtype)
 
-    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Shard]:
+    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, EncodedShard]:
         words, values, count = received.hash_bitmap()
         return words, count, (values,)
 
-    def pack(self, shard: Shard, count: Array, capacity: int) -> Array:
+    def pack(self, shard: EncodedShard, count: Array, capacity: int) -> Array:
         return hash_bitmap.pack_units(*shard, count, capacity)
 
     def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
@@ -77,7 +77,7 @@ class Bitmap(HashBitmap):
     def message_bytes(self, capacity: int) -> int:
         return hash_bitmap.message_bytes(self.partitioning.units, capacity, self.width, self.dtype)
 
-    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Shard]:
+    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, EncodedShard]:
         words, count, kept = super().encode(received, axis_name)
         own = self._indices()[lax.axis_index(axis_name)][None]
         held = unpack_bits(words)[None, : self.partitioning.size]
@@ -98,12 +98,12 @@ class Coo(PullFormat):
     def message_bytes(self, capacity: int) -> int:
         return WORD_BYTES + coo.message_bytes(capacity, self.width, self.dtype)
 
-    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Shard]:
+    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, EncodedShard]:
         shard = received.shard()
         positions, values, counts = kernels.partition(shard, 1, self.partitioning.size)
         return _no_words(shard), counts[0], (positions, values)
 
-    def pack(self, shard: Shard, count: Array, capacity: int) -> Array:
+    def pack(self, shard: EncodedShard, count: Array, capacity: int) -> Array:
         return coo.pack(*shard, count[None], capacity)[0]
 
     def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
@@ -122,12 +122,12 @@ class Dense(PullFormat):
     def message_bytes(self, capacity: int) -> int:
         return WORD_BYTES + self.partitioning.size * self.width * jnp.dtype(self.dtype).itemsize
 
-    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Shard]:
+    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, EncodedShard]:
         shard = received.shard()
         count = kernels.partition(shard, 1, 1)[2][0]
         return _no_words(shard), count, (shard,)
 
-    def pack(self, shard: Shard, count: Array, capacity: int) -> Array:
+    def pack(self, shard: EncodedShard, count: Array, capacity: int) -> Array:
         return shard[0]
 
     def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:

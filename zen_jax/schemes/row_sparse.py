@@ -12,7 +12,7 @@ from jax import lax
 from zen_jax import _axis, hashing, kernels
 from zen_jax._typing import Array, AxisName
 from zen_jax.formats import coo
-from zen_jax.formats.message import owners
+from zen_jax.formats.message import locate_entries
 from zen_jax.formats.words import WORD_BYTES
 from zen_jax.info import Info, make_info
 from zen_jax.kernels.partition_coo import by_server
@@ -77,7 +77,7 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     shard_counts = _axis.all_gather(shard[2], axis_name)
     pull_rung = rung_for(request.pmax_over_machine(jnp.max(shard_counts)), pull_rungs)
     positions, reduced = lax.switch(pull_rung, [partial(pull, c) for c in pull_rungs], shard_counts, *shard)
-    exists, server, _ = owners(shard_counts, result_room)
+    exists, server, _ = locate_entries(shard_counts, result_room)
     ids = jnp.where(exists, hashing.index_of(server, positions, n, request.seed), total_rows)
     ascending = jnp.argsort(ids)
     ids = ids[ascending]

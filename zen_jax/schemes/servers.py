@@ -18,7 +18,7 @@ from zen_jax.info import Info, density, make_info
 from zen_jax.schemes.dense import dense_bytes, dense_ordered
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
 from zen_jax.schemes.partitioning import Partitioning
-from zen_jax.schemes.pull import PULL_FORMATS, PullFormat, Shard
+from zen_jax.schemes.pull import PULL_FORMATS, EncodedShard, PullFormat
 from zen_jax.schemes.push import message_format, push
 from zen_jax.schemes.request import Request
 from zen_jax.sparse import SparseGradient, is_sparse
@@ -149,7 +149,7 @@ def _exchange_sparse(
     pull_rungs = ladder(min(size, n * top), request.planned_capacity(1), unit_bytes)
     pull_rungs = tuple(sorted({max(capacity, pull.smallest_room) for capacity in pull_rungs}))
 
-    def push_with(capacity: int, *buckets: Array) -> tuple[Array, Array, Shard]:
+    def push_with(capacity: int, *buckets: Array) -> tuple[Array, Array, EncodedShard]:
         received = push(request.push_format, buckets, capacity, size, axis_name, request.divisor(n))
         return pull.encode(received, axis_name)
 

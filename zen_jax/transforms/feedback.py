@@ -13,10 +13,10 @@ from zen_jax import errors
 from zen_jax._typing import Array, AxisName, PyTree
 from zen_jax.kernels import list_largest, send_largest
 from zen_jax.kernels.error_feedback import residual_dtype
-from zen_jax.kernels.send_largest import as_list
+from zen_jax.kernels.send_largest import dense_to_coo
 from zen_jax.kernels.send_largest import reference as send_reference
 from zen_jax.planning.buckets import DENSE_BELOW
-from zen_jax.selection import largest
+from zen_jax.selection import top_k_mask
 from zen_jax.sparse import SparseGradient
 from zen_jax.trees import is_sparse_leaf, named_leaves
 
@@ -66,9 +66,9 @@ def send(
     """
     compact = compact and update.nbytes >= DENSE_BELOW
     if model_axis is not None:
-        over_shards = partial(largest, model_axis=model_axis)
-        sent, residual, velocity = send_reference(update, residual, least, most, **how, largest=over_shards)
-        sent = as_list(sent, min(most, update.size)) if compact else sent
+        over_shards = partial(top_k_mask, model_axis=model_axis)
+        sent, residual, velocity = send_reference(update, residual, least, most, **how, top_k_mask=over_shards)
+        sent = dense_to_coo(sent, min(most, update.size)) if compact else sent
     elif compact:
         sent, residual, velocity = list_largest(update, residual, least, most, min(most, update.size), **how)
     else:
