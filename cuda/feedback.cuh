@@ -89,12 +89,13 @@ struct Params {
   Log<Sum> log;
   CompactionParams logging, ties, listing;
 
-  // The total to send for one element; `moved` gets its new velocity.
-  __device__ Sum total(Stored update_value, Sum residual_value, Sum velocity_value, Sum scale_value, Sum* moved) const {
+  // The total to send for one element; `new_velocity` gets its velocity.
+  __device__ Sum total(Stored update_value, Sum residual_value, Sum velocity_value, Sum scale_value,
+                       Sum* new_velocity) const {
     const Sum gained = Update::widen(update_value);
     if (velocity == nullptr) return residual_value + gained;
-    *moved = multiply_add(momentum, velocity_value, gained * scale_value);
-    return residual_value + *moved;
+    *new_velocity = multiply_add(momentum, velocity_value, gained * scale_value);
+    return residual_value + *new_velocity;
   }
 
   // Sends element i of the batch.

@@ -33,10 +33,10 @@ __global__ void __launch_bounds__(kThreads) take_sample(const __grid_constant__ 
   const uint32_t places = static_cast<uint32_t>(stretch - kSampleChunk + 1);
   const int64_t begin = chunk * stretch + reduce_to_range(murmur3(static_cast<uint32_t>(chunk), 0), places);
   const int64_t i = item * params.problem.size + begin + id % kSampleChunk;
-  Sum moved = 0;
+  Sum new_velocity = 0;
   const Sum velocity = params.velocity == nullptr ? Sum{0} : params.velocity[i];
   params.sample[id] =
-      key_of(bits_of(params.total(params.update[i], params.residual[i], velocity, params.scale[item], &moved)));
+      key_of(bits_of(params.total(params.update[i], params.residual[i], velocity, params.scale[item], &new_velocity)));
 }
 
 template <typename Update>

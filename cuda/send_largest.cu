@@ -22,7 +22,7 @@ class Scratch {
 
  public:
   // For measuring, `base` is any multiple of 16 except null, like SharedArena's.
-  Scratch(void* base, int64_t batch, int64_t size, int64_t chunks, bool moves, Params<Update>* params)
+  Scratch(void* base, int64_t batch, int64_t size, int64_t chunks, bool has_velocity, Params<Update>* params)
       : base_(static_cast<unsigned char*>(base)) {
     const int64_t room = chunks > 0 ? size / kLoggedShare / 4 * 4 : 0;
     const int64_t per_item = ceil_div(size, PackChunk<Sum>::kPerBlock);
@@ -40,7 +40,7 @@ class Scratch {
     params->states = take<State<Bits>>(batch);
     params->sample = take<Bits>(batch * chunks * kSampleChunk);
     params->log = {room, take<uint32_t>(batch * room), take<Sum>(batch * room), nullptr};
-    if (moves) params->log.velocity = take<Sum>(batch * room);
+    if (has_velocity) params->log.velocity = take<Sum>(batch * room);
   }
 
   int64_t zeroed_bytes() const { return zeroed_bytes_; }
@@ -103,10 +103,10 @@ cudaError_t run(Params<Update> params, cudaStream_t stream) {
 
 }  // namespace
 
-int64_t send_largest_scratch_bytes(int64_t size, int64_t element_bytes, int64_t chunks, bool moves) {
+int64_t send_largest_scratch_bytes(int64_t size, int64_t element_bytes, int64_t chunks, bool has_velocity) {
   const auto bytes = [&](auto update) {
     Params<decltype(update)> params = {};
-    return Scratch<decltype(update)>(reinterpret_cast<void*>(16), 1, size, chunks, moves, &params).bytes();
+    return Scratch<decltype(update)>(reinterpret_cast<void*>(16), 1, size, chunks, has_velocity, &params).bytes();
   };
   return element_bytes == 8 ? bytes(Float64{}) : bytes(Float32{});
 }
@@ -137,8 +137,8 @@ cudaError_t send_largest(const FeedbackProblem& problem, Element element, const 
     params.new_velocity = static_cast<Sum*>(d_arrays.new_velocity);
     params.bounds = d_bounds;
     params.scale = static_cast<const Sum*>(d_scale);
-    const bool moves = params.velocity != nullptr;
-    const Scratch<Update> scratch(d_scratch, problem.batch, problem.size, chunks, moves, &params);
+    const bool has_velocity = params.velocity != nullptr;
+    const Scratch<Update> scratch(d_scratch, problem.batch, problem.size, chunks, has_velocity, &params);
     params.listing.capacity = params.list.room;
     params.listing.count = params.list.count;
     ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_scratch, 0, scratch.zeroed_bytes(), stream));

@@ -33,8 +33,8 @@ struct SendLargestArrays {
   void* new_velocity;
 };
 
-// Scratch for one batch item, with a velocity if it `moves`.
-int64_t send_largest_scratch_bytes(int64_t size, int64_t element_bytes, int64_t chunks, bool moves);
+// Scratch for one batch item, with a velocity if `has_velocity`.
+int64_t send_largest_scratch_bytes(int64_t size, int64_t element_bytes, int64_t chunks, bool has_velocity);
 
 // `d_bounds` is [batch, 4] and `d_scale` [batch]; `chunks` chunks are sampled, 0 for none. See zen_jax/selection.py.
 cudaError_t send_largest(const FeedbackProblem& problem, Element element, const SendLargestArrays& d_arrays,

@@ -358,13 +358,13 @@ def test_every_custom_call_for_cuda_has_a_kernel_that_makes_it():
         shard = kernels.aggregate(positions, values, counts, x.size)
         words, units, _ = kernels.hash_bitmap_encode(shard, 9)
         sent, residual, _ = kernels.send_largest(x, x, 1, 2)
-        (indices, listed, count), moved, _ = kernels.list_largest(x, x, 1, 2, 5, velocity=x)
+        (indices, listed, count), compact_residual, _ = kernels.list_largest(x, x, 1, 2, 5, velocity=x)
         return (
             kernels.aggregate_encode(positions, values, counts, x.size, 9),
             kernels.hash_bitmap_decode(jnp.stack([words] * n), jnp.stack([units] * n), n * x.size),
             kernels.hierarchical_hash(indices, n, 4, 4),
             kernels.partition_coo(indices, listed, count, n, 5),
-            (sent, residual, moved),
+            (sent, residual, compact_residual),
         )
 
     x = jnp.ones(70_000)

@@ -37,7 +37,8 @@ void define_module(Module& m) {
   m.def("partition_coo_scratch_bytes", &cuda::partition_coo_scratch_bytes, "Bytes for (entries, n).");
   m.def("aggregate_encode_scratch_bytes", &cuda::aggregate_encode_scratch_bytes, "Bytes for (size, width, itemsize).");
   m.def("encode_scratch_bytes", &cuda::encode_scratch_bytes, "Bytes for (size, width, itemsize).");
-  m.def("send_largest_scratch_bytes", &cuda::send_largest_scratch_bytes, "Bytes for (size, itemsize, chunks, moves).");
+  m.def("send_largest_scratch_bytes", &cuda::send_largest_scratch_bytes,
+        "Bytes for (size, itemsize, chunks, has_velocity).");
   m.def("decode_scratch_bytes", &cuda::decode_scratch_bytes, "Bytes for (units, width, n).");
 #else
   m.def("isa", [] { return chosen_isa().name; }, "The instruction set in use: avx512, avx2 or scalar.");

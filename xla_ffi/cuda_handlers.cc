@@ -136,13 +136,13 @@ ffi::Error hierarchical_hash_handler(cudaStream_t stream, ffi::AnyBuffer indices
 
 cuda::SendLargestArrays arrays_of(ffi::AnyBuffer update, ffi::AnyBuffer residual, ffi::AnyBuffer velocity,
                                   Result new_residual, Result new_velocity) {
-  const bool moves = velocity.element_count() > 0;
+  const bool has_velocity = velocity.element_count() > 0;
   cuda::SendLargestArrays arrays = {};
   arrays.update = update.untyped_data();
   arrays.residual = residual.untyped_data();
-  arrays.velocity = moves ? velocity.untyped_data() : nullptr;
+  arrays.velocity = has_velocity ? velocity.untyped_data() : nullptr;
   arrays.new_residual = new_residual->untyped_data();
-  arrays.new_velocity = moves ? new_velocity->untyped_data() : nullptr;
+  arrays.new_velocity = has_velocity ? new_velocity->untyped_data() : nullptr;
   return arrays;
 }
 

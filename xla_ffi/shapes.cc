@@ -37,10 +37,10 @@ void check_largest(Checker& check, const Dims& dims, ffi::AnyBuffer residual, ff
   check.dtype("new_velocity", new_velocity, residual.element_type());
   check.dtype("scale", scale, residual.element_type());
   check.dtype("bounds", bounds, ffi::S32);
-  const Dims moved = velocity.element_count() == 0 ? Dims{0} : dims;
+  const Dims velocity_dims = velocity.element_count() == 0 ? Dims{0} : dims;
   check.in_range("chunks", chunks, 0, product(dims) / kSampleChunk);
-  check.shape("velocity", velocity, moved);
-  check.shape("new_velocity", new_velocity, moved);
+  check.shape("velocity", velocity, velocity_dims);
+  check.shape("new_velocity", new_velocity, velocity_dims);
   check.shape("scale", scale, {});
   check.shape("bounds", bounds, {4});
 }

@@ -109,8 +109,8 @@ def all_reduce(
         reduced, info = lax.psum(x, axes), make_info()
     else:
         run = run if intra_axis is None else hierarchical(run, intra_axis)
-        request = registry.Request(op, capacities, hash, seed, push_format, pull_format)
-        reduced, info = run(x.reshape(-1, width), axis_name, request)
+        options = registry.ReduceOptions(op, capacities, hash, seed, push_format, pull_format)
+        reduced, info = run(x.reshape(-1, width), axis_name, options)
     # Fused with a scheme's last operation, an optimizer could round differently from scheme to scheme.
     reduced = lax.optimization_barrier(reduced.reshape(x.shape))
     return (reduced, info) if return_info else reduced

@@ -100,12 +100,12 @@ void fill_feedback(Buffer<T>* update, Buffer<Sum>* residual, Buffer<Sum>* veloci
 
 // With `lists`, what is sent is requested as a list.
 template <typename T, typename Sum>
-void test_send_largest(const FeedbackProblem& p, Element element, bool moves, int64_t chunks, bool lists) {
+void test_send_largest(const FeedbackProblem& p, Element element, bool has_velocity, int64_t chunks, bool lists) {
   using Key = KeyOf<Sum>;
   constexpr double kMomentum = 0.75;
   const int64_t all = p.batch * p.size;
   Buffer<T> update(all), sent(all, Stored<T>::make(7));
-  Buffer<Sum> residual(all), velocity(moves ? all : 0), scale(p.batch, Sum{0.5});
+  Buffer<Sum> residual(all), velocity(has_velocity ? all : 0), scale(p.batch, Sum{0.5});
   fill_feedback(&update, &residual, &velocity);
   Buffer<LargestBounds> bounds(p.batch);
   for (int64_t b = 0; b < p.batch; ++b) {
@@ -120,14 +120,14 @@ void test_send_largest(const FeedbackProblem& p, Element element, bool moves, in
   char name[200];
   std::snprintf(name, sizeof(name),
                 "send_largest of element %d: batch %ld size %ld chunks %ld velocity %d least %d most %d, %s",
-                int(element), long(p.batch), long(p.size), long(chunks), int(moves), int(bounds[0].least),
+                int(element), long(p.batch), long(p.size), long(chunks), int(has_velocity), int(bounds[0].least),
                 int(bounds[0].most), lists ? "listed" : "as an array");
 
-  std::vector<Sum> totals(all), kept(all), moved(velocity.size());
+  std::vector<Sum> totals(all), kept(all), new_velocity(velocity.size());
   std::vector<double> wanted(all);
   for (int64_t i = 0; i < all; ++i) {
     Sum gained = static_cast<Sum>(Stored<T>::read(update[i]));
-    if (moves) gained = moved[i] = std::fma(static_cast<Sum>(kMomentum), velocity[i], gained * Sum{0.5});
+    if (has_velocity) gained = new_velocity[i] = std::fma(static_cast<Sum>(kMomentum), velocity[i], gained * Sum{0.5});
     totals[i] = residual[i] + gained;
   }
   for (int64_t b = 0; b < p.batch; ++b) {
@@ -146,20 +146,20 @@ void test_send_largest(const FeedbackProblem& p, Element element, bool moves, in
       const Sum part = !goes ? Sum{0} : finite ? expected_part(totals[i], T{}) : totals[i];
       wanted[i] = static_cast<double>(part);
       kept[i] = finite ? totals[i] - part : Sum{0};
-      if (moves && goes) moved[i] = 0;
+      if (has_velocity && goes) new_velocity[i] = 0;
     }
   }
 
-  const int64_t scratch_bytes = p.batch * send_largest_scratch_bytes(p.size, sizeof(T), chunks, moves);
+  const int64_t scratch_bytes = p.batch * send_largest_scratch_bytes(p.size, sizeof(T), chunks, has_velocity);
   Buffer<uint32_t> scratch((scratch_bytes + 3) / 4, 0xdeadbeef);
-  Sum* const moving = moves ? velocity.data() : nullptr;
+  Sum* const velocity_or_null = has_velocity ? velocity.data() : nullptr;
   const int64_t room = pick(0, 3) ? p.size : pick(1, p.size);
   Buffer<int32_t> indices(lists ? p.batch * room : 0, -7), listed(lists ? p.batch : 0, -7);
   Buffer<T> values(lists ? p.batch * room : 0, Stored<T>::make(7));
-  const SendLargestArrays arrays = {update.data(),   residual.data(), moving,
+  const SendLargestArrays arrays = {update.data(),   residual.data(), velocity_or_null,
                                     lists ? nullptr : sent.data(),
                                     {room, indices.data(), values.data(), listed.data()},
-                                    residual.data(), moving};
+                                    residual.data(), velocity_or_null};
   CHECK(send_largest(p, element, arrays, bounds.data(), scale.data(), kMomentum, chunks, scratch.data(), nullptr) ==
             cudaSuccess,
         "%s", name);
@@ -168,7 +168,7 @@ void test_send_largest(const FeedbackProblem& p, Element element, bool moves, in
     CHECK(lists || same(Stored<T>::read(sent[i]), wanted[i]), "%s: sent %ld is %g, not %g", name, long(i),
           Stored<T>::read(sent[i]), wanted[i]);
     CHECK(residual[i] == kept[i], "%s: residual %ld is %g, not %g", name, long(i), double(residual[i]), double(kept[i]));
-    if (moves) CHECK(same(velocity[i], moved[i]), "%s: velocity %ld", name, long(i));
+    if (has_velocity) CHECK(same(velocity[i], new_velocity[i]), "%s: velocity %ld", name, long(i));
   }
   for (int64_t b = 0; lists && b < p.batch; ++b) {
     int64_t count = 0;
@@ -189,15 +189,15 @@ void test_send_largest(const FeedbackProblem& p, Element element, bool moves, in
 }
 
 inline void random_feedback() {
-  const bool moves = pick(0, 1), sampled = pick(0, 1), lists = pick(0, 1);
+  const bool has_velocity = pick(0, 1), sampled = pick(0, 1), lists = pick(0, 1);
   const int64_t batch = pick(0, 2) ? 1 : pick(2, 3);
   const int64_t size = sampled ? pick(12000, 30000) / batch : pick(1, 3000);
   const FeedbackProblem p = {batch, size};
   const int64_t chunks = sampled ? pick(1, size / (4 * kSampleChunk)) : 0;
-  test_send_largest<float, float>(p, Element::kFloat32, moves, chunks, lists);
-  test_send_largest<double, double>(p, Element::kFloat64, moves, chunks, lists);
-  test_send_largest<_Float16, float>(p, Element::kFloat16, moves, chunks, lists);
-  test_send_largest<Bf16, float>(p, Element::kBfloat16, moves, chunks, lists);
+  test_send_largest<float, float>(p, Element::kFloat32, has_velocity, chunks, lists);
+  test_send_largest<double, double>(p, Element::kFloat64, has_velocity, chunks, lists);
+  test_send_largest<_Float16, float>(p, Element::kFloat16, has_velocity, chunks, lists);
+  test_send_largest<Bf16, float>(p, Element::kBfloat16, has_velocity, chunks, lists);
 }
 
 }  // namespace zen::cuda

@@ -238,35 +238,35 @@ def test_send_largest(dtype, spread):
         update[size // 3], update[size // 2] = np.nan, -np.inf
         bounds = np.array([(1, 1), (size // 100, size // 80), (size // 5, size // 5), (size, size)], np.int32)
         for least, most in bounds:
-            check_send_largest(update, residual, velocity, least, most, moves=True)
-            check_send_largest(update, 0 * residual, velocity, least, most, moves=False)
+            check_send_largest(update, residual, velocity, least, most, has_velocity=True)
+            check_send_largest(update, 0 * residual, velocity, least, most, has_velocity=False)
 
 
 @functools.cache
-def send_largest_lowerings(moves, room):
+def send_largest_lowerings(has_velocity, room):
     """Custom calls for an array and for a list, and pure JAX on the CPU: each maps (update, residual, velocity, least,
     most) to results."""
 
     def options(residual, velocity):
-        return {"velocity": velocity, "momentum": 0.75, "scale": residual.dtype.type(0.5)} if moves else {}
+        return {"velocity": velocity, "momentum": 0.75, "scale": residual.dtype.type(0.5)} if has_velocity else {}
 
     def send(update, residual, velocity, least, most):
         how = options(residual, velocity)
-        return zen.kernels.send_largest(update, residual, least, most, **how)[: 2 + moves]
+        return zen.kernels.send_largest(update, residual, least, most, **how)[: 2 + has_velocity]
 
     def enlist(update, residual, velocity, least, most):
         how = options(residual, velocity)
-        return zen.kernels.list_largest(update, residual, least, most, room, **how)[: 2 + moves]
+        return zen.kernels.list_largest(update, residual, least, most, room, **how)[: 2 + has_velocity]
 
     def lowering(update, residual, velocity, least, most):
-        return largest_reference(update, residual, least, most, **options(residual, velocity))[: 2 + moves]
+        return largest_reference(update, residual, least, most, **options(residual, velocity))[: 2 + has_velocity]
 
     return jax.jit(send), jax.jit(enlist), jax.jit(lowering)
 
 
-def check_send_largest(*operands, moves):
+def check_send_largest(*operands, has_velocity):
     room = operands[0].size // 3
-    send, enlist, lowering = send_largest_lowerings(moves, room)
+    send, enlist, lowering = send_largest_lowerings(has_velocity, room)
     with jax.default_device(jax.devices("cpu")[0]):
         expected = lowering(*operands)
     for actual, wanted in zip(send(*operands), expected, strict=True):

@@ -26,9 +26,9 @@ constexpr uint32_t kStep = 0x9747b28cu;
 struct State {
   std::vector<float> update, residual, velocity, sent;
 
-  FeedbackArrays<float> arrays(bool moves) {
-    return {update.data(), residual.data(), moves ? velocity.data() : nullptr,
-            sent.data(),   residual.data(), moves ? velocity.data() : nullptr};
+  FeedbackArrays<float> arrays(bool has_velocity) {
+    return {update.data(), residual.data(), has_velocity ? velocity.data() : nullptr,
+            sent.data(),   residual.data(), has_velocity ? velocity.data() : nullptr};
   }
 };
 
@@ -43,10 +43,10 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 // Puts the totals to send in `residual` and moves the velocity.
-State accumulated(State state, bool moves) {
+State accumulated(State state, bool has_velocity) {
   for (size_t i = 0; i < state.update.size(); ++i) {
     float gained = state.update[i];
-    if (moves) {
+    if (has_velocity) {
       gained = state.velocity[i] =
           std::fma(static_cast<float>(kMomentum), state.velocity[i], state.update[i] * kScale);
     }
@@ -84,10 +84,10 @@ LargestBounds bounds_of(int64_t least, int64_t most, int64_t chunks, int64_t siz
   return {static_cast<int32_t>(least), static_cast<int32_t>(most), clamped(rank + spread), clamped(rank - spread)};
 }
 
-void check(const State& actual, const State& wanted, bool moves) {
+void check(const State& actual, const State& wanted, bool has_velocity) {
   ZEN_CHECK(same_bits(actual.sent, wanted.sent));
   ZEN_CHECK(same_bits(actual.residual, wanted.residual));
-  if (moves) ZEN_CHECK(same_bits(actual.velocity, wanted.velocity));
+  if (has_velocity) ZEN_CHECK(same_bits(actual.velocity, wanted.velocity));
 }
 
 // Checks the list of the non-zero elements of one item, cut off at the room.
@@ -102,9 +102,9 @@ void check_list(const std::vector<int32_t>& indices, const std::vector<float>& v
   ZEN_CHECK(count == found);
 }
 
-void test_exact(const FeedbackProblem& p, const State& state, int64_t k, int64_t chunks, bool moves,
+void test_exact(const FeedbackProblem& p, const State& state, int64_t k, int64_t chunks, bool has_velocity,
                 const std::string& name) {
-  const State totals = accumulated(state, moves);
+  const State totals = accumulated(state, has_velocity);
   std::vector<uint32_t> keys(totals.residual.size());
   std::transform(totals.residual.begin(), totals.residual.end(), keys.begin(), key_of);
   std::vector<bool> chosen(keys.size());
@@ -118,18 +118,18 @@ void test_exact(const FeedbackProblem& p, const State& state, int64_t k, int64_t
   for_each_context([&](const Context& context, const std::string& how) {
     Checks::testing = name + ", " + how + ", k " + std::to_string(k) + ", " + std::to_string(chunks) + " chunks";
     State actual = state;
-    send_largest(p, actual.arrays(moves), bounds.data(), scales.data(), kMomentum, chunks, context);
-    check(actual, wanted, moves);
+    send_largest(p, actual.arrays(has_velocity), bounds.data(), scales.data(), kMomentum, chunks, context);
+    check(actual, wanted, has_velocity);
     for (int64_t room : {ceil_div(k, 3), p.size}) {
       std::vector<int32_t> indices(p.batch * room), counts(p.batch, -1);
       std::vector<float> values(p.batch * room);
       actual = state;
-      FeedbackArrays<float> arrays = actual.arrays(moves);
+      FeedbackArrays<float> arrays = actual.arrays(has_velocity);
       arrays.sent = nullptr;
       arrays.list = {indices.data(), values.data(), counts.data(), room};
       send_largest(p, arrays, bounds.data(), scales.data(), kMomentum, chunks, context);
       actual.sent = wanted.sent;
-      check(actual, wanted, moves);
+      check(actual, wanted, has_velocity);
       for (int64_t b = 0; b < p.batch; ++b) {
         check_list(indices, values, counts[b], room, b, wanted.sent.data() + b * p.size, p.size);
       }
@@ -218,7 +218,7 @@ void test_size(int64_t batch, int64_t size, int64_t chunks) {
       {"ordinary", &ordinary}, {"tied", &tied}, {"hidden", &hidden}, {"shown", &shown}, {"special", &special}};
   for (const auto& [name, state] : states) {
     for (int64_t k : {int64_t{1}, ceil_div(size, 100), ceil_div(size, 5), size}) {
-      for (bool moves : {false, true}) test_exact(p, *state, k, chunks, moves, name);
+      for (bool has_velocity : {false, true}) test_exact(p, *state, k, chunks, has_velocity, name);
       if (batch > 1) continue;
       test_slack(p, *state, k, chunks, name);
       test_others(p, *state, k, name);

@@ -134,32 +134,35 @@ def _send(
     scale = jnp.ones((), residual.dtype) if scale is None else scale
     check_dtype("scale", jnp.result_type(scale), residual.dtype)
     # A custom call takes no None: an empty array stands for no velocity.
-    moved = jnp.zeros_like(update, residual.dtype, shape=(0,)) if velocity is None else velocity
-    moves, chunks = moved.size > 0, selection.sample_chunks(update.size)
-    size, itemsize = update.size, update.dtype.itemsize
+    has_velocity = velocity is not None
+    velocity_or_empty = velocity if has_velocity else jnp.zeros_like(update, residual.dtype, shape=(0,))
+    size, itemsize, chunks = update.size, update.dtype.itemsize, selection.sample_chunks(update.size)
     ranks = selection.ranks_around(least, chunks * selection.CHUNK, size)
     if room is None:
         target, results = "zen_send_largest", [(update.shape, update.dtype)]
     else:
         target, results = "zen_list_largest", [((room,), jnp.int32), ((room,), update.dtype), ((), jnp.int32)]
 
-    def pure_jax(update, residual, moved, scale, bounds):
-        how = {"velocity": moved, "momentum": momentum, "scale": scale} if moves else {}
-        sent, residual, velocity = reference(update, residual, bounds[0], bounds[1], **how)
-        return *((sent,) if room is None else dense_to_coo(sent, room)), residual, velocity if moves else moved
+    def pure_jax(update, residual, velocity, scale, bounds):
+        old = velocity if has_velocity else None
+        sent, residual, new = reference(
+            update, residual, bounds[0], bounds[1], velocity=old, momentum=momentum, scale=scale
+        )
+        sent = (sent,) if room is None else dense_to_coo(sent, room)
+        return *sent, residual, new if has_velocity else velocity
 
-    *sent, residual, moved = custom_call_or(
+    *sent, residual, new_velocity = custom_call_or(
         pure_jax,
         target,
-        [update, residual, moved, scale, jnp.stack([least, most, *ranks])],
-        [*results, (residual.shape, residual.dtype), (moved.shape, moved.dtype)],
-        lambda cuda: cuda.send_largest_scratch_bytes(size, itemsize, chunks, moves),
+        [update, residual, velocity_or_empty, scale, jnp.stack([least, most, *ranks])],
+        [*results, (residual.shape, residual.dtype), (velocity_or_empty.shape, residual.dtype)],
+        lambda cuda: cuda.send_largest_scratch_bytes(size, itemsize, chunks, has_velocity),
         aliases={1: len(results), 2: len(results) + 1},
         rank=np.int64(update.ndim),
         momentum=np.float64(momentum),
         chunks=np.int64(chunks),
     )
-    return tuple(sent), residual, None if velocity is None else moved
+    return tuple(sent), residual, new_velocity if has_velocity else None
 
 
 def reference(
@@ -173,7 +176,7 @@ def reference(
     scale: Array | None = None,
     top_k_mask: Callable[..., Array] = selection.top_k_mask,
 ) -> tuple[Array, Array, Array | None]:
-    """The pure-JAX lowering of `send_largest`; `largest` marks what to send of a flat total."""
+    """The pure-JAX lowering of `send_largest`; `top_k_mask` marks what to send of a flat total."""
     if velocity is not None:
         gradient = update.astype(residual.dtype) * (jnp.ones((), residual.dtype) if scale is None else scale)
         velocity = residual.dtype.type(momentum) * velocity + gradient

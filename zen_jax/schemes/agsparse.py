@@ -13,12 +13,12 @@ from zen_jax.formats.words import WORD_BYTES
 from zen_jax.info import Info, density, make_info
 from zen_jax.schemes.dense import dense_bytes, dense_ordered
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
-from zen_jax.schemes.request import Request
+from zen_jax.schemes.options import ReduceOptions
 from zen_jax.sparse import SparseGradient, is_sparse, to_coo
 from zen_jax.trees import densified
 
 
-def agsparse(x: Array | SparseGradient, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
+def agsparse(x: Array | SparseGradient, axis_name: AxisName, options: ReduceOptions) -> tuple[Array, Info]:
     """All-reduces units [U, m]; sums run in worker order. Without servers all traffic is push.
 
     Where gathering would take more bytes than a dense all-reduce, and hence much more memory than the gradient,
@@ -31,21 +31,21 @@ def agsparse(x: Array | SparseGradient, axis_name: AxisName, request: Request) -
     most = x.room if is_sparse(x) else units
     top = min(most, sparse_limit(units, width, x.dtype, n))
     if top == 0:
-        return dense_ordered(densified(x), axis_name, request)
+        return dense_ordered(densified(x), axis_name, options)
     check_units(units, "scheme='agsparse'", "scheme='auto'")
     positions, values, counts = to_coo(x, top)
-    rungs = ladder(top, request.planned_capacity(0), width * x.dtype.itemsize)
+    rungs = ladder(top, options.planned_capacity(0), width * x.dtype.itemsize)
     counts_by_worker = _axis.all_gather(counts[0], axis_name)
-    fullest = request.pmax_over_machine(jnp.max(counts_by_worker))
+    fullest = options.pmax_over_machine(jnp.max(counts_by_worker))
 
     def gather(capacity: int, _: Array | SparseGradient, positions: Array, values: Array, counts: Array) -> Array:
         message = coo.pack(positions, values, counts, capacity)
         gathered = _axis.all_gather(message[0], axis_name)
         received = coo.unpack(gathered, capacity, width, x.dtype)
-        return kernels.aggregate(*received, units, divisor=request.divisor(n))
+        return kernels.aggregate(*received, units, divisor=options.divisor(n))
 
     def dense(x: Array | SparseGradient, *_: Array) -> Array:
-        return dense_ordered(densified(x), axis_name, request)[0]
+        return dense_ordered(densified(x), axis_name, options)[0]
 
     branches = [partial(gather, c) for c in rungs] + ([dense] if top < most else [])
     rung = rung_for(fullest, rungs)
@@ -58,7 +58,7 @@ def agsparse(x: Array | SparseGradient, axis_name: AxisName, request: Request) -
         bytes_pushed=pushed[rung] + (n - 1) * WORD_BYTES,
         bytes_pulled=jnp.where(dense_taken, moved, 0),
         bytes_dense=2 * moved,
-        rounds=rounds(fullest, request.planned_capacity(0)),
+        rounds=rounds(fullest, options.planned_capacity(0)),
         dense_taken=dense_taken,
     )
 

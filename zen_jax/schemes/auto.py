@@ -5,12 +5,12 @@ from zen_jax._typing import Array, AxisName
 from zen_jax.errors import MAX_UNITS
 from zen_jax.info import Info
 from zen_jax.schemes.agsparse import agsparse
-from zen_jax.schemes.request import Request
+from zen_jax.schemes.options import ReduceOptions
 from zen_jax.schemes.zen import zen
 from zen_jax.sparse import SparseGradient
 
 
-def auto(x: Array | SparseGradient, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
+def auto(x: Array | SparseGradient, axis_name: AxisName, options: ReduceOptions) -> tuple[Array, Info]:
     """All-reduces units [U, m] by Balanced Parallelism, and dense where that could move more bytes.
 
     Between two workers, unless capacities were planned, it runs agsparse: one gather of what the other worker has moves
@@ -18,7 +18,7 @@ def auto(x: Array | SparseGradient, axis_name: AxisName, request: Request) -> tu
 
     Source: ZEN (OSDI 2025), sections 2.3 and 3.
     """
-    capacities_known = any(capacity is not None for capacity in request.capacity)
+    capacities_known = any(capacity is not None for capacity in options.capacity)
     if _axis.axis_size(axis_name) == 2 and not capacities_known and x.shape[0] <= MAX_UNITS:
-        return agsparse(x, axis_name, request)
-    return zen(x, axis_name, request, dense_fallback=True)
+        return agsparse(x, axis_name, options)
+    return zen(x, axis_name, options, dense_fallback=True)

@@ -8,7 +8,7 @@ from zen_jax._typing import Array, AxisName
 from zen_jax.info import Info, make_info
 from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.schemes.dense import divide, sum_in_order
-from zen_jax.schemes.request import Request, Scheme
+from zen_jax.schemes.options import ReduceOptions, Scheme
 
 
 def hierarchical(run: Scheme, intra_axis: AxisName) -> Scheme:
@@ -24,7 +24,7 @@ def hierarchical(run: Scheme, intra_axis: AxisName) -> Scheme:
     Source: ZEN (OSDI 2025), section 4.
     """
 
-    def reduce(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
+    def reduce(x: Array, axis_name: AxisName, options: ReduceOptions) -> tuple[Array, Info]:
         machines, devices = _axis.axis_size(axis_name), _axis.axis_size(intra_axis)
         units, width = x.shape
         # Dealt round-robin: neighbouring units are alike, and runs of them would make some shares far denser.
@@ -34,17 +34,17 @@ def hierarchical(run: Scheme, intra_axis: AxisName) -> Scheme:
         if machines == 1:
             total, info = lax.psum(share, axis_name), make_info()
         else:
-            total, info = run(share, axis_name, _inter_machine_options(request, intra_axis, devices))
-        mean = divide(total, request.divisor(machines * devices)).astype(x.dtype)
+            total, info = run(share, axis_name, _inter_machine_options(options, intra_axis, devices))
+        mean = divide(total, options.divisor(machines * devices)).astype(x.dtype)
         reduced = _axis.all_gather(mean, intra_axis).swapaxes(0, 1).reshape(-1, width)[:units]
         return reduced, _machine_info(info, intra_axis)
 
     return reduce
 
 
-def _inter_machine_options(request: Request, intra_axis: AxisName, devices: int) -> Request:
-    capacity = tuple(planned and -(-planned // devices) for planned in request.capacity)
-    return request._replace(op="sum", capacity=capacity, intra_axis=intra_axis)
+def _inter_machine_options(options: ReduceOptions, intra_axis: AxisName, devices: int) -> ReduceOptions:
+    capacity = tuple(planned and -(-planned // devices) for planned in options.capacity)
+    return options._replace(op="sum", capacity=capacity, intra_axis=intra_axis)
 
 
 def _machine_info(info: Info, intra_axis: AxisName) -> Info:

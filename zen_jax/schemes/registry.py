@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from zen_jax.errors import check_choice
 from zen_jax.schemes import agsparse, auto, dense, omnireduce, sparcml, sparse_ps, zen
-from zen_jax.schemes.request import Request as Request
-from zen_jax.schemes.request import Scheme
+from zen_jax.schemes.options import ReduceOptions as ReduceOptions
+from zen_jax.schemes.options import Scheme
 
 
 class _Entry(NamedTuple):

@@ -18,14 +18,16 @@ from zen_jax.info import Info, make_info
 from zen_jax.kernels.partition_coo import by_server
 from zen_jax.row_sparse import RowSparseGradient, nan_if_altered
 from zen_jax.schemes.ladder import ladder, rung_for
-from zen_jax.schemes.request import Request
+from zen_jax.schemes.options import ReduceOptions
 from zen_jax.schemes.servers import COUNT_BYTES, agree_on_push, exchange_info
 
 Listed = tuple[Array, Array, Array]
 """Keys, units and counts."""
 
 
-def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Request) -> tuple[RowSparseGradient, Info]:
+def reduce_rows(
+    gradient: RowSparseGradient, axis_name: AxisName, options: ReduceOptions
+) -> tuple[RowSparseGradient, Info]:
     """All-reduces a row-sparse gradient. Sums run in worker order; nothing is ever dropped.
 
     Time, memory and traffic grow with K, the rows that a worker may touch, not with V. A row that any worker touched is
@@ -34,7 +36,7 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     Args:
       gradient: this worker's gradient, with K entries on every worker.
       axis_name: the workers' axis.
-      request: op and seed; formats and capacities are not read.
+      options: op and seed; formats and capacities are not read.
 
     Returns:
       The reduced gradient with min(n K, V) entries (none if rows are empty), bitwise equal on all workers, and its
@@ -57,14 +59,14 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     push_rungs = _rungs(min(entries, server_rows), n, unit_bytes)
     pull_rungs = _rungs(shard_room, n, unit_bytes)
 
-    order, first = by_server(gradient.ids, gradient.ids < total_rows, n, request.seed)
+    order, first = by_server(gradient.ids, gradient.ids < total_rows, n, options.seed)
     counts = first[1:] - first[:-1]
-    fullest, push_stats = agree_on_push(counts, total_rows, axis_name, request)
+    fullest, push_stats = agree_on_push(counts, total_rows, axis_name, options)
 
     def push(capacity: int, positions: Array, rows: Array) -> Listed:
         messages = coo.pack(positions[None], rows[None], counts, capacity, beyond=server_rows)
         received = coo.unpack(_axis.all_to_all(messages, axis_name), capacity, width, dtype)
-        return _merge(received, shard_room, unused=server_rows, divisor=request.divisor(n))
+        return _merge(received, shard_room, unused=server_rows, divisor=options.divisor(n))
 
     def pull(capacity: int, shard_counts: Array, positions: Array, sums: Array, count: Array) -> tuple[Array, Array]:
         message = coo.pack(positions[None], sums[None], count[None], capacity)[0]
@@ -75,10 +77,10 @@ def reduce_rows(gradient: RowSparseGradient, axis_name: AxisName, request: Reque
     positions = hashing.position_of(gradient.ids, n)
     shard = lax.switch(push_rung, [partial(push, c) for c in push_rungs], positions[order], rows[order])
     shard_counts = _axis.all_gather(shard[2], axis_name)
-    pull_rung = rung_for(request.pmax_over_machine(jnp.max(shard_counts)), pull_rungs)
+    pull_rung = rung_for(options.pmax_over_machine(jnp.max(shard_counts)), pull_rungs)
     positions, reduced = lax.switch(pull_rung, [partial(pull, c) for c in pull_rungs], shard_counts, *shard)
     exists, server, _ = locate_entries(shard_counts, result_room)
-    ids = jnp.where(exists, hashing.index_of(server, positions, n, request.seed), total_rows)
+    ids = jnp.where(exists, hashing.index_of(server, positions, n, options.seed), total_rows)
     ascending = jnp.argsort(ids)
     ids = ids[ascending]
     used = ids < total_rows

@@ -17,10 +17,10 @@ from zen_jax.formats import hash_bitmap
 from zen_jax.info import Info, density, make_info
 from zen_jax.schemes.dense import dense_bytes, dense_ordered
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
+from zen_jax.schemes.options import ReduceOptions
 from zen_jax.schemes.partitioning import Partitioning
 from zen_jax.schemes.pull import PULL_FORMATS, EncodedShard, PullFormat
 from zen_jax.schemes.push import message_format, push
-from zen_jax.schemes.request import Request
 from zen_jax.sparse import SparseGradient, is_sparse
 from zen_jax.trees import densified
 
@@ -33,7 +33,7 @@ def reduce_on_servers(
     x: Array | SparseGradient,
     axis_name: AxisName,
     assign: Callable[[int, int], Partitioning],
-    request: Request,
+    options: ReduceOptions,
     *,
     dense_fallback: bool = False,
 ) -> tuple[Array, Info]:
@@ -48,7 +48,7 @@ def reduce_on_servers(
       x: float [U, m], this worker's gradient cut into units; or a `SparseGradient` of shape [U, 1].
       axis_name: the workers' axis.
       assign: maps U units and n servers to an assignment of units to servers.
-      request: op, formats, and the units expected in the fullest push and pull message.
+      options: op, formats, and the units expected in the fullest push and pull message.
       dense_fallback: whether to go dense when sparse messages would move more bytes.
 
     Returns:
@@ -58,23 +58,23 @@ def reduce_on_servers(
     """
     units, width = x.shape
     n = _axis.axis_size(axis_name)
-    named, who = _named(units, n, request)
+    named, who = _named(units, n, options)
     if dense_fallback and named > MAX_UNITS:
-        return dense_ordered(densified(x), axis_name, request)
+        return dense_ordered(densified(x), axis_name, options)
     check_units(named, who, "scheme='auto'")
     partitioning = assign(units, n)
     size = partitioning.size
-    pull = PULL_FORMATS[request.pull_format](partitioning, width, x.dtype)
-    top = sparse_limit(request.push_format, pull) if dense_fallback else size
+    pull = PULL_FORMATS[options.pull_format](partitioning, width, x.dtype)
+    top = sparse_limit(options.push_format, pull) if dense_fallback else size
     if top == 0:
-        return dense_ordered(densified(x), axis_name, request)
+        return dense_ordered(densified(x), axis_name, options)
     if is_sparse(x):
         # More units than a list has room for need neither rungs nor a dense branch.
         dense_fallback &= x.room > top
         top = min(top, x.room)
     *buckets, counts = partitioning.partition(x, top)
-    fullest, push_stats = agree_on_push(counts, units, axis_name, request)
-    exchange = partial(_exchange_sparse, pull, top, (*buckets, counts), fullest, push_stats, axis_name, request)
+    fullest, push_stats = agree_on_push(counts, units, axis_name, options)
+    exchange = partial(_exchange_sparse, pull, top, (*buckets, counts), fullest, push_stats, axis_name, options)
     if not dense_fallback:
         return exchange()
 
@@ -87,17 +87,17 @@ def reduce_on_servers(
         return reduced, typed(info)
 
     def dense(x: Array | SparseGradient) -> tuple[Array, Info]:
-        reduced, info = dense_ordered(densified(x), axis_name, request)
+        reduced, info = dense_ordered(densified(x), axis_name, options)
         agreeing = (n - 1) * COUNT_BYTES
         return reduced, typed(info._replace(bytes_pushed=info.bytes_pushed + agreeing, **push_stats))
 
     return lax.cond(fullest > top, dense, sparse, x)
 
 
-def _named(units: int, n: int, request: Request) -> tuple[int, str]:
+def _named(units: int, n: int, options: ReduceOptions) -> tuple[int, str]:
     """How many units 32 bits must name, and what names them: each server its own units, or one numbering for all."""
-    if request.hash == "murmur" or request.pull_format in ("coo", "bitmap"):
-        return units, f"hash={request.hash!r} with pull_format={request.pull_format!r}"
+    if options.hash == "murmur" or options.pull_format in ("coo", "bitmap"):
+        return units, f"hash={options.hash!r} with pull_format={options.pull_format!r}"
     return -(-units // n), f"each of {n} servers"
 
 
@@ -117,19 +117,21 @@ def sparse_limit(push_format: str, pull: PullFormat) -> int:
     return bisect.bisect_right(range(1, size + 1), budget, key=moved)
 
 
-def agree_on_push(counts: Array, units: int, axis_name: AxisName, request: Request) -> tuple[Array, dict[str, Array]]:
+def agree_on_push(
+    counts: Array, units: int, axis_name: AxisName, options: ReduceOptions
+) -> tuple[Array, dict[str, Array]]:
     """The units in the fullest push message of any worker, and the statistics of Info that are known by then."""
     # One tiny collective carries the exact maximum and, as float bits, the total.
     total_bits = lax.bitcast_convert_type(jnp.sum(counts, dtype=jnp.float32), jnp.int32)
     table = _axis.all_gather(jnp.stack([jnp.max(counts), total_bits]), axis_name)
     fullest_by_worker = table[:, 0]
     totals = lax.bitcast_convert_type(table[:, 1], jnp.float32)
-    fullest = request.pmax_over_machine(jnp.max(fullest_by_worker))
+    fullest = options.pmax_over_machine(jnp.max(fullest_by_worker))
     imbalance = counts.size * fullest_by_worker.astype(jnp.float32) / jnp.maximum(totals, 1.0)
     return fullest, {
         "density": density(totals, units),
         "imbalance_push": jnp.max(imbalance),
-        "rounds": rounds(fullest, request.planned_capacity(0)),
+        "rounds": rounds(fullest, options.planned_capacity(0)),
     }
 
 
@@ -140,17 +142,17 @@ def _exchange_sparse(
     fullest: Array,
     stats: dict[str, Array],
     axis_name: AxisName,
-    request: Request,
+    options: ReduceOptions,
 ) -> tuple[Array, Info]:
     """Push, aggregation and pull of buckets, the fullest of which holds at most `top` units."""
     partitioning, width, dtype = pull.partitioning, pull.width, pull.dtype
     n, size, unit_bytes = partitioning.n, partitioning.size, width * dtype.itemsize
-    push_rungs = ladder(top, request.planned_capacity(0), unit_bytes)
-    pull_rungs = ladder(min(size, n * top), request.planned_capacity(1), unit_bytes)
+    push_rungs = ladder(top, options.planned_capacity(0), unit_bytes)
+    pull_rungs = ladder(min(size, n * top), options.planned_capacity(1), unit_bytes)
     pull_rungs = tuple(sorted({max(capacity, pull.smallest_room) for capacity in pull_rungs}))
 
     def push_with(capacity: int, *buckets: Array) -> tuple[Array, Array, EncodedShard]:
-        received = push(request.push_format, buckets, capacity, size, axis_name, request.divisor(n))
+        received = push(options.push_format, buckets, capacity, size, axis_name, options.divisor(n))
         return pull.encode(received, axis_name)
 
     def pull_with(capacity: int, headers: Array, count: Array, *shard: Array) -> Array:
@@ -163,13 +165,13 @@ def _exchange_sparse(
     headers, shard_counts = hash_bitmap.unpack_bitmap(
         _axis.all_gather(hash_bitmap.pack_bitmap(words, count), axis_name)
     )
-    fullest_shard = request.pmax_over_machine(jnp.max(shard_counts))
+    fullest_shard = options.pmax_over_machine(jnp.max(shard_counts))
     pull_rung = rung_for(fullest_shard, pull_rungs)
     reduced = lax.switch(pull_rung, [partial(pull_with, c) for c in pull_rungs], headers, count, *shard)
 
-    pushed_bytes = [push_bytes(request.push_format, pull, c) for c in push_rungs]
+    pushed_bytes = [push_bytes(options.push_format, pull, c) for c in push_rungs]
     pulled_bytes = [pull.message_bytes(c) for c in pull_rungs]
-    planned_room = max(request.planned_capacity(1), pull.smallest_room) if request.planned_capacity(1) else None
+    planned_room = max(options.planned_capacity(1), pull.smallest_room) if options.planned_capacity(1) else None
     stats = stats | {"rounds": jnp.maximum(stats["rounds"], rounds(fullest_shard, planned_room))}
     moved = (pushed_bytes, push_rung), (pulled_bytes, pull_rung)
     return reduced, exchange_info(reduced.shape, dtype, shard_counts, *moved, stats)

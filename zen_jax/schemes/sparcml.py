@@ -16,7 +16,7 @@ from zen_jax.info import Info, density, make_info
 from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.schemes.dense import dense_bytes, divide
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
-from zen_jax.schemes.request import Request
+from zen_jax.schemes.options import ReduceOptions
 
 # Each of log2 n stages compiles its own ladder: with rungs as close as in schemes with one exchange, compiling would
 # take log2 n times as long.
@@ -54,7 +54,7 @@ def dense_threshold(units: int, unit_bytes: int) -> int:
     return -(-units * unit_bytes // (WORD_BYTES + unit_bytes))
 
 
-def sparcml(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Info]:
+def sparcml(x: Array, axis_name: AxisName, options: ReduceOptions) -> tuple[Array, Info]:
     """All-reduces units [U, m]. Every worker adds the same partial sums in the same order, that of its tree.
 
     Partial sums travel in the dtype that they accumulate in, so 16-bit floats move as float32 and round once. If two
@@ -70,10 +70,10 @@ def sparcml(x: Array, axis_name: AxisName, request: Request) -> tuple[Array, Inf
     total = x.astype(accumulator_dtype(x.dtype))
     fills, done = jnp.zeros((), bool), []
     for number, stage in enumerate(stages(n)):
-        total, sent = _run(stage, total, fills, request, number, axis_name)
+        total, sent = _run(stage, total, fills, options, number, axis_name)
         fills = sent.dense | sent.fills
         done.append((stage.kind == "return", sent))
-    reduced = _axis.replicated(divide(total, request.divisor(n)).astype(x.dtype), axis_name)
+    reduced = _axis.replicated(divide(total, options.divisor(n)).astype(x.dtype), axis_name)
     return reduced, make_info(
         density=density(done[0][1].counts, units),
         density_reduced=density(kernels.partition(reduced, 1, 1)[2], units),
@@ -96,12 +96,12 @@ class _Sent(NamedTuple):
 
 
 def _run(
-    stage: _Stage, total: Array, go_dense: Array, request: Request, number: int, axis_name: AxisName
+    stage: _Stage, total: Array, go_dense: Array, options: ReduceOptions, number: int, axis_name: AxisName
 ) -> tuple[Array, _Sent]:
     """The total after a stage, sent dense where `go_dense` says so or no sparse message could hold it."""
     n = _axis.axis_size(axis_name)
     units, width = total.shape
-    planned = request.planned_capacity(number)
+    planned = options.planned_capacity(number)
     unit_bytes = width * total.dtype.itemsize
     top = max(1, dense_threshold(units, unit_bytes) - 1)
     rungs = ladder(top, planned, unit_bytes, UNPLANNED_RATIO)
@@ -118,7 +118,7 @@ def _run(
     counts = _axis.all_gather(jnp.where(alive, count[0], 0), axis_name)
     # A permute involves every device of the program, including those along other axes.
     most = _axis.pmax_over_other_axes(
-        request.pmax_over_machine(counts), _axis.combined_axes(axis_name, request.intra_axis)
+        options.pmax_over_machine(counts), _axis.combined_axes(axis_name, options.intra_axis)
     )
     # The lower worker's sum goes first on both sides, so that the bits are equal even where NaNs meet.
     mine_first = me < source

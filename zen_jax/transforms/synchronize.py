@@ -148,7 +148,7 @@ def synchronize(
                 if name in reduced:
                     continue
                 if is_row_sparse(leaf):
-                    reduced[name], info = reduce_rows(leaf, axes, registry.Request(op=op, seed=seed))
+                    reduced[name], info = reduce_rows(leaf, axes, registry.ReduceOptions(op=op, seed=seed))
                 else:
                     reduced[name], info = reduce(leaf, **routes[name].options)
                 infos.append((name, info))

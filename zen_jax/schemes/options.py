@@ -9,7 +9,7 @@ from zen_jax._typing import Array, AxisName
 from zen_jax.info import Info
 
 
-class Request(NamedTuple):
+class ReduceOptions(NamedTuple):
     """The arguments of `all_reduce` that schemes read; each scheme ignores those that it does not need."""
 
     op: str = "mean"
@@ -34,5 +34,5 @@ class Request(NamedTuple):
         return counts if self.intra_axis is None else lax.pmax(counts, self.intra_axis)
 
 
-Scheme = Callable[[Array, AxisName, Request], tuple[Array, Info]]
+Scheme = Callable[[Array, AxisName, ReduceOptions], tuple[Array, Info]]
 """Maps this worker's units [U, m] to the reduced [U, m], bitwise equal on all workers, and its `Info`."""
