@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from zen_jax import _axis, kernels
 from zen_jax._typing import Array, AxisName
-from zen_jax.planning.cluster import COLLECTIVES, Cluster, KernelCost, Link
+from zen_jax.planning.cluster import COLLECTIVES, Cluster, KernelCost, Link, collective_steps
 
 SMALL, MEDIUM, LARGE = 4, 1 << 20, 1 << 26  # bytes that a worker sends in one collective; SMALL shows latency alone
 LARGE_SECONDS = 0.4  # limit for a collective of large messages: slow links get smaller ones
@@ -82,9 +82,8 @@ def _measure_links(
         few, many = (timed(SMALL, times) for times in IN_A_ROW)
         latency = max(0.0, (many - few) / (IN_A_ROW[1] - IN_A_ROW[0]))
         large = int(np.clip(MEDIUM * LARGE_SECONDS / timed(MEDIUM), MEDIUM, LARGE))
-        one = Cluster(1, latency_us=1.0).seconds(name, 0, n) * 1e6  # steps of the collective
         seconds = timed(large)
-        links[name] = Link(latency * 1e6 / one, large * 8e-9 / max(seconds - latency, seconds / 2))
+        links[name] = Link(latency * 1e6 / collective_steps(name, n), large * 8e-9 / max(seconds - latency, seconds / 2))
     return links
 
 

@@ -84,9 +84,9 @@ class Cluster(JsonDocument):
     @classmethod
     def _from_json(cls, document: Mapping[str, Any]) -> Self:
         links = {name: Link(**link) for name, link in document["collectives"].items()}
-        rates = {name: KernelCost(**rate) for name, rate in document["kernels"].items()}
+        kernels = {name: KernelCost(**cost) for name, cost in document["kernels"].items()}
         known = {field.name: document[field.name] for field in fields(cls)}
-        return cls(**known | {"collectives": links, "kernels": rates})
+        return cls(**known | {"collectives": links, "kernels": kernels})
 
     @property
     def workers(self) -> int:
@@ -103,11 +103,11 @@ class Cluster(JsonDocument):
     def seconds(self, collective: str, nbytes: float, n: int, distance: int | None = None) -> float:
         """Time of one collective among n workers that each send and receive `nbytes` bytes.
 
-        It takes ceil(log2 n) steps (a permute takes one). Where several devices share a machine's link, an all-gather
-        and a psum run as a ring and cross it once; the bytes that all-to-all and permute send to other machines compete
-        for it. The partners of a permute are `distance` workers apart, a power of two; None if they may be anywhere.
+        Where several devices share a machine's link, an all-gather and a psum run as a ring and cross it once; the
+        bytes that all-to-all and permute send to other machines compete for it. The partners of a permute are
+        `distance` workers apart, a power of two; None if they may be anywhere.
         """
-        steps = 1 if collective == "permute" else max(1, math.ceil(math.log2(n)))
+        steps = collective_steps(collective, n)
         if collective in self.collectives:
             link = self.collectives[collective]
             return steps * link.latency_us * 1e-6 + _transfer(nbytes / self._devices_of_worker(n), link.gbps)
@@ -132,8 +132,8 @@ class Cluster(JsonDocument):
 
     def seconds_computing(self, kernel: str, dense: float, nonzero: float, n: int) -> float:
         """Time of one kernel on a tensor of `dense` and `nonzero` bytes (see `KernelCost`); 0 if not measured."""
-        rate = self.kernels.get(kernel, KernelCost(0.0, 0.0))
-        return (rate.dense * dense + rate.nonzero * nonzero) / self._devices_of_worker(n)
+        cost = self.kernels.get(kernel, KernelCost(0.0, 0.0))
+        return (cost.dense * dense + cost.nonzero * nonzero) / self._devices_of_worker(n)
 
     def _devices_of_worker(self, n: int) -> int:
         """Devices that share a worker's tensor: all of a machine's if the workers are machines."""
@@ -144,6 +144,11 @@ class Cluster(JsonDocument):
         if self.collectives:
             return max(link.gbps for link in self.collectives.values()) * self._devices_of_worker(n)
         return self.inter_gbps if self.hosts > 1 else self.intra_gbps or self.inter_gbps
+
+
+def collective_steps(collective: str, n: int) -> int:
+    """Messages, one after another, that a collective among n workers waits for: ceil(log2 n), one for a permute."""
+    return 1 if collective == "permute" else max(1, math.ceil(math.log2(n)))
 
 
 def _transfer(nbytes: float, gbps: float) -> float:
