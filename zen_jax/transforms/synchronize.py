@@ -138,7 +138,8 @@ def synchronize(
             routes = plan.leaves if isinstance(plan, Plan) else unplanned(list(arrays.items()), names)
             for bucket in _by_bucket(routes, arrays):
                 parts = [densified(arrays[name]) for name in bucket]
-                flat = jnp.concatenate([part.reshape(-1) for part in parts])
+                # As rows: XLA joins some lists of vectors a hundred times as slowly on CPUs.
+                flat = jnp.concatenate([part.reshape(1, -1) for part in parts], axis=1).reshape(-1)
                 flat, info = reduce(flat, **routes[bucket[0]].options)
                 for name, part in zip(bucket, parts, strict=True):
                     reduced[name], flat = flat[: part.size].reshape(part.shape), flat[part.size :]
