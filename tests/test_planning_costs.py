@@ -124,11 +124,13 @@ def test_recursive_doubling_pays_the_links_that_it_crosses(hosts, devices):
     cluster = zen.Cluster(hosts, devices, inter_gbps=1, intra_gbps=1000, latency_us=0)
     leaf = extrapolate(PROFILE, n).leaves["table"]
     (candidate,) = (way for way in costs.candidates(leaf, n) if way.scheme == "sparcml")
-    permutes = [exchange for exchange in candidate.exchanges if exchange.collective == "permute"]
-    for permute, stage in zip(permutes, sparcml.stages(n), strict=True):
+    between = [exchange for exchange in candidate.exchanges if exchange.distance is not None]
+    for exchange, stage in zip(between, sparcml.stages(n), strict=True):
+        both_ways = {pair[::-1] for pair in stage.pairs} == set(stage.pairs)
+        assert exchange.collective == ("permute" if both_ways else "send")
         crosses = any(source // devices != target // devices for source, target in stage.pairs)
         expected = devices * 8e-3 if crosses else 8e-6
-        assert cluster.seconds("permute", 1e6, n, permute.distance) == pytest.approx(expected)
+        assert cluster.seconds(exchange.collective, 1e6, n, exchange.distance) == pytest.approx(expected)
 
 
 def test_clusters_are_kept(tmp_path):
@@ -214,11 +216,12 @@ def test_fit_finds_rates():
 def test_latency_is_without_the_time_to_send(monkeypatch):
     """For a slow link among many workers, with times taken from a model."""
     n, start, latency, rate = 64, 0.01, 100e-6, 25e6 / 8
-    sent_for_each_byte_held = {"all_to_all": (n - 1) / n, "all_gather": n - 1, "psum": 2 * (n - 1) / n, "permute": 1}
+    direct = {"permute": 1, "send": 1}
+    sent_for_each_byte_held = {"all_to_all": (n - 1) / n, "all_gather": n - 1, "psum": 2 * (n - 1) / n, **direct}
     monkeypatch.setattr(calibrate, "_on_every_device", lambda x, mesh: x)
     monkeypatch.setattr(calibrate, "_on_workers", lambda *_: lambda held, times: (held.nbytes, int(times)))
     for name, ratio in sent_for_each_byte_held.items():
-        steps = 1 if name == "permute" else 6
+        steps = 1 if name in direct else 6
 
         def seconds(run, *_, ratio=ratio, steps=steps, **__):
             held, times = run()

@@ -82,8 +82,8 @@ def _measure_links(
         few, many = (timed(SMALL, times) for times in IN_A_ROW)
         latency = max(0.0, (many - few) / (IN_A_ROW[1] - IN_A_ROW[0]))
         large = int(np.clip(MEDIUM * LARGE_SECONDS / timed(MEDIUM), MEDIUM, LARGE))
-        seconds = timed(large)
-        links[name] = Link(latency * 1e6 / collective_steps(name, n), large * 8e-9 / max(seconds - latency, seconds / 2))
+        steps, seconds = collective_steps(name, n), timed(large)
+        links[name] = Link(latency * 1e6 / steps, large * 8e-9 / max(seconds - latency, seconds / 2))
     return links
 
 
@@ -98,14 +98,16 @@ def _timed_collective(
         "all_gather": n - 1,
         "psum": 2 * (n - 1) / n,
         "permute": 1,
+        "send": 1,
     }
-    # Pairs exchange, as in recursive doubling: where connections are half duplex, a ring would be twice as fast.
+    # Pairs, as in recursive doubling: where connections are half duplex, a ring would be twice as fast.
     pairs = [(i, i ^ 1) for i in range(n - n % 2)]
     once: dict[str, Callable[[Array], Array]] = {
         "all_to_all": lambda x: lax.all_to_all(x, axis_name, 0, 0),
         "all_gather": lambda x: lax.all_gather(x, axis_name)[0],
         "psum": lambda x: lax.psum(x, axis_name) / n,
         "permute": lambda x: lax.ppermute(x, axis_name, pairs),
+        "send": lambda x: lax.ppermute(x, axis_name, pairs[::2]),
     }
 
     def worker(x: Array, times: Array) -> Array:

@@ -8,9 +8,10 @@ from typing import Any, Self
 from zen_jax import errors
 from zen_jax.planning.documents import JsonDocument
 
-COLLECTIVES = ("all_to_all", "all_gather", "psum", "permute")
+COLLECTIVES = ("all_to_all", "all_gather", "psum", "permute", "send")  # partners permute both ways, and send one way
 KERNELS = ("partition", "aggregate", "encode", "decode", "sum", "copy")
-_POINT_TO_POINT = ("all_to_all", "permute")
+_DIRECT = ("permute", "send")
+_POINT_TO_POINT = ("all_to_all", *_DIRECT)
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,8 @@ class Cluster(JsonDocument):
         """Time of one collective among n workers that each send and receive `nbytes` bytes.
 
         Where several devices share a machine's link, an all-gather and a psum run as a ring and cross it once; the
-        bytes that all-to-all and permute send to other machines compete for it. The partners of a permute are
-        `distance` workers apart, a power of two; None if they may be anywhere.
+        bytes that the others send to other machines compete for it. The partners of a permute or send are `distance`
+        workers apart, a power of two; None if they may be anywhere.
         """
         steps = collective_steps(collective, n)
         if collective in self.collectives:
@@ -147,8 +148,8 @@ class Cluster(JsonDocument):
 
 
 def collective_steps(collective: str, n: int) -> int:
-    """Messages, one after another, that a collective among n workers waits for: ceil(log2 n), one for a permute."""
-    return 1 if collective == "permute" else max(1, math.ceil(math.log2(n)))
+    """Messages, one after another, that a collective among n workers waits for: ceil(log2 n), or 1 between partners."""
+    return 1 if collective in _DIRECT else max(1, math.ceil(math.log2(n)))
 
 
 def _transfer(nbytes: float, gbps: float) -> float:

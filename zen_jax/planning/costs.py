@@ -34,7 +34,7 @@ class Exchange(NamedTuple):
 
     collective: str
     nbytes: float
-    distance: int | None = None  # between the partners of a permute, in workers
+    distance: int | None = None  # between the partners of a permute or send, in workers
 
 
 class Work(NamedTuple):
@@ -215,8 +215,8 @@ def _sparcml(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
         message = whole if dense else coo.message_bytes(capacity, unit.width, dtype)
         capacities.append(capacity)
         source, target = stage.pairs[0]
-        permute = Exchange("permute", message, abs(source - target))
-        exchanges += [Exchange("all_gather", (n - 1) * WORD_BYTES), permute]
+        between = Exchange("permute" if stage.kind == "double" else "send", message, abs(source - target))
+        exchanges += [Exchange("all_gather", (n - 1) * WORD_BYTES), between]
         held = count * unit_bytes
         work += [Work("partition", whole, held), Work("aggregate", whole, 2 * held), Work("copy", 4 * message, 0)]
         dense = dense or 2 * count >= dense_threshold
