@@ -363,6 +363,17 @@ def test_more_units_than_pure_jax_can_name():
     refuses(
         lambda: jax.eval_shape(lambda *m: decode.reference(*m, 2**31), words, values), f"{2**31} units", "wider units"
     )
+    encode = import_module("zen_jax.kernels.hash_bitmap_encode")
+    refuses(lambda: jax.eval_shape(lambda x: encode.reference(x, 1), floats), f"{2**31} units", "wider units")
+
+
+@pytest.mark.parametrize("n,r1,r2", [(2, 800_000_000, 400_000_000), (1, 2**31 - 1, 1), (1, 2**33, 0)])
+def test_more_slots_than_pure_jax_can_index(n, r1, r2):
+    lowering = import_module("zen_jax.kernels.hierarchical_hash").reference
+    indices = jax.ShapeDtypeStruct((10,), jnp.int32)
+    hashed = lambda r1, r2: jax.eval_shape(lambda indices: lowering(indices, n, r1, r2, 3), indices)  # noqa: E731
+    refuses(lambda: hashed(r1, r2), f"{n} * ({r1} + {r2}) slots", "hash='tile'")
+    assert hashed(2**30 // n, 2**30 // n - 1)[0].shape == (n, 2**31 // n - 1)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,14 @@ def check_units(
         )
 
 
+def check_slots(n: int, r1: int, r2: int) -> None:
+    if n * (r1 + r2) > MAX_UNITS:
+        raise ValueError(
+            f"n * (r1 + r2) = {n} * ({r1} + {r2}) slots are more than the 2**31 - 1 that pure JAX can index. Use fewer "
+            "(a scheme with hash='murmur': hash='tile'), or install zen_jax where a compiler can build its kernels."
+        )
+
+
 def check_capacity(value: Any) -> None:
     check_at_least("capacity", value, 1)
     if value > MAX_UNITS:

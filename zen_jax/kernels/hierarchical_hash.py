@@ -6,7 +6,7 @@ import numpy as np
 from zen_jax import hashing
 from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
-from zen_jax.errors import check_at_least, check_integers, check_rank, check_seed, check_workers
+from zen_jax.errors import check_at_least, check_integers, check_rank, check_seed, check_slots, check_workers
 
 
 def hierarchical_hash(
@@ -32,7 +32,8 @@ def hierarchical_hash(
       overflow: int32 [], how many of them found no slot: 0 if nothing was lost, which r2 >= max(counts) guarantees.
 
     Raises:
-      ValueError: for n, r1 or k below 1, r2 below 0, or indices that are not integers or of another rank.
+      ValueError: for n, r1 or k below 1, r2 below 0, indices that are not integers or of another rank, or, in pure JAX,
+        more than 2**31 - 1 slots.
 
     >>> import jax.numpy as jnp
     >>> memory, counts, overflow = hierarchical_hash(jnp.array([0, 3, 9]), n=2, r1=4, r2=2)
@@ -63,12 +64,13 @@ def hierarchical_hash(
 
 def reference(indices: Array, n: int, r1: int, r2: int, k: int, *, seed: int = 0) -> tuple[Array, Array, Array]:
     """The pure-JAX lowering: one round per rehash, in which the smallest index wins a free slot."""
+    check_slots(n, r1, r2)
     indices = indices.astype(jnp.uint32)
     empty = hashing.EMPTY_SLOT
     waiting = indices != empty
     partition = hashing.hash_family(indices, 0, n, seed).astype(jnp.int32)
     drop = n * (r1 + r2)
-    memory = jnp.full_like(indices, empty, shape=(n * (r1 + r2),))
+    memory = jnp.full_like(indices, empty, shape=(drop,))
     counts = jnp.zeros_like(indices, jnp.int32, shape=(n,)).at[jnp.where(waiting, partition, n)].add(1, mode="drop")
 
     for i in range(1, k + 1):
