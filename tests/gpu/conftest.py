@@ -11,6 +11,13 @@ import pytest
 import zen_jax as zen
 
 
+@pytest.fixture(autouse=True)
+def float64_is_float64():
+    """All tests here run with 64-bit types, so that float64 is among the dtypes."""
+    with jax.enable_x64(True):
+        yield
+
+
 def missing() -> str | None:
     """Why the tests cannot run here."""
     if os.environ.get("ZEN_JAX_REHEARSE_GPU"):
