@@ -2,13 +2,14 @@
 # Builds the CUDA kernels on a machine with an NVIDIA GPU, tests and times them, and writes JSON; no network needed.
 #
 #     benchmarks/gpu.sh                   # the parts that have not passed yet, as many as fit in 10 minutes; call again
-#     benchmarks/gpu.sh build test        # these parts; each starts from what the parts before it left
+#     benchmarks/gpu.sh build test        # these parts, also if they passed; each starts from what those before it left
 #
 #   build        the native module, and its kernels' registers, local memory and wide loads and stores
 #   test         tests/gpu, with every custom call in a CUDA graph
 #   kernels      every kernel and its peers: 214M elements, 16 servers, 1 to 5.2 %
 #   dense        the same at 20 and 40 %
-#   many         128 servers, and units of 256 columns
+#   many         128 servers, 1 to 5.2 %
+#   rows         units of 256 columns, 5.2 %
 #   algorithm_1  the paper's Algorithm 1, Figure 16's sweeps
 #   feedback     error feedback with selection
 #   all_reduce   a whole emulated all-reduce, with the kernels and in pure JAX
@@ -30,8 +31,9 @@
 # Exit status: 0 if every part passed, 1 if one failed, 2 if parts are left for another call. parts/PART.json in RESULTS
 # says how each part went, parts/PART.log what it printed. A part cut off keeps what benchmarks.kernels measured.
 #
-# RESULTS alone records what has passed. If the next call may get another machine, bring that folder back from each
-# machine and unpack it on the next; kernels that are missing there are rebuilt:
+# RESULTS alone records what has passed, and with which sources, GPU, jax and ELEMENTS: if any of these is another now,
+# the part runs again. If the next call may get another machine, bring that folder back from each machine and unpack it
+# on the next; kernels that are missing there are rebuilt:
 #     tar -czf gpu-results.tar.gz build/gpu-results        # on the old machine
 #     tar -xzf gpu-results.tar.gz && benchmarks/gpu.sh     # on the new one
 set -uo pipefail
@@ -43,9 +45,9 @@ ELEMENTS=${ELEMENTS:-214e6}
 BUILD=build/gpu
 SITE=$PWD/build/gpu-site
 BUDGET=560  # of 600 s; the rest is for starting and bringing the results back
-PARTS=(build test kernels dense many algorithm_1 feedback all_reduce report memcheck racecheck initcheck)
+PARTS=(build test kernels dense many rows algorithm_1 feedback all_reduce report memcheck racecheck initcheck)
 declare -A LIMIT=([build]=200 [test]=280 [memcheck]=280 [racecheck]=280 [initcheck]=280 [kernels]=280 [dense]=240
-  [many]=280 [algorithm_1]=200 [feedback]=120 [all_reduce]=200 [report]=40)
+  [many]=280 [rows]=120 [algorithm_1]=200 [feedback]=120 [all_reduce]=200 [report]=40)
 export PYTHONPATH=$PWD:$SITE${PYTHONPATH:+:$PYTHONPATH}
 export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu} XLA_PYTHON_CLIENT_PREALLOCATE=false ZEN_JAX_REQUIRE_GPU=1
 export CUDACXX=${CUDACXX:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
@@ -71,17 +73,17 @@ said = zen_jax.backend_info()["cuda"]
 sys.exit(None if said.startswith("custom calls") else f"no CUDA kernels: {said}")'
 }
 
-# Graphs of one node and up, so that the custom calls run captured and replayed. pytest-benchmark would warn about
+# Graphs of one node and up, so that every custom call runs captured and replayed. pytest-benchmark would warn about
 # xdist, and warnings are errors here.
 test_() {
   local parallel=()
   "$PYTHON" -c 'import xdist' 2> /dev/null && parallel=(-n 4)
-  XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_graph_min_graph_size=1" \
+  XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL --xla_gpu_graph_min_graph_size=1" \
     "$PYTHON" -m pytest -q -p no:benchmark tests/gpu "${parallel[@]}" --junitxml="$RESULTS/test.xml"
 }
 
-# sanitize TOOL [OPTION...]: runs it on one case of elements and one of rows for each kernel. Each buffer is a separate
-# allocation, so that overruns are detected.
+# sanitize TOOL [OPTION...]: runs it, for each kernel, on elements and narrow rows of float32, wide rows of float16 and
+# elements of float64, and on most servers at once. Each buffer is a separate allocation, so that overruns are detected.
 sanitize() {
   local sanitizer
   if ! sanitizer=$(command -v compute-sanitizer || command -v "$(dirname "$CUDACXX")/compute-sanitizer"); then
@@ -89,7 +91,8 @@ sanitize() {
     return 1
   fi
   local few='7-1-float32 or 7-3-float32 or 3-3-float32 or 10-1-float32 or 10-3-float32 or 5-1025 or 50-3000'
-  few+=' or float32-normal or 7-float32'
+  few+=' or float32-normal or 7-float32 or 7-64-float16 or 3-64-float16 or 10-64-float16 or 7-1-float64 or 3-1-float64'
+  few+=' or 10-1-float64 or 3001-float16-normal or 3001-float64-normal or 1-1024 or 1024-float16 or 1024-float64'
   XLA_PYTHON_CLIENT_ALLOCATOR=platform "$sanitizer" --tool "$@" --error-exitcode 9 --target-processes all \
     "$PYTHON" -m pytest -v -p no:benchmark tests/gpu -k "$few"
 }
@@ -107,10 +110,9 @@ kernels() { kernel_times -n 16 --density 0.01 0.028 0.052 --json "$RESULTS/kerne
 
 dense() { kernel_times -n 16 --density 0.2 0.4 --json "$RESULTS/kernels-dense.json"; }
 
-many() {
-  kernel_times -n 128 --density 0.01 0.052 --json "$RESULTS/kernels-n128.json" &&
-    kernel_times -n 16 --density 0.052 --width 256 --json "$RESULTS/kernels-rows.json"
-}
+many() { kernel_times -n 128 --density 0.01 0.028 0.052 --json "$RESULTS/kernels-n128.json"; }
+
+rows() { kernel_times -n 16 --density 0.052 --width 256 --json "$RESULTS/kernels-rows.json"; }
 
 algorithm_1() {
   "$PYTHON" -m benchmarks.algorithm_1 --elements "$ELEMENTS" --density 0.01 0.052 -n 16 \
@@ -129,10 +131,30 @@ all_reduce() {
 
 report() { "$PYTHON" -m benchmarks.gpu_report "$RESULTS" && cat "$RESULTS/report.md"; }
 
+# sources NAME: a digest of what the part's outcome depends on in this checkout.
+sources() {
+  local own=benchmarks
+  [[ $1 == build ]] && own=
+  [[ $1 == test || $1 == *check ]] && own='tests benchmarks/gpu.sh'
+  find CMakeLists.txt cmake cuda xla_ffi zen_jax $own -type f -regex '.*\.\(cc\|cmake\|cuh?\|h\|py\|sh\|txt\)' \
+    -not -path 'benchmarks/results/*' | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c 1-16
+}
+
+# What each part runs with now.
+declare -A RECORD
+machine="\"device\": \"$(nvidia-smi --query-gpu=name --format=csv,noheader 2> /dev/null | head -n 1)\","
+machine+=" \"jax\": \"$("$PYTHON" -c 'from importlib import metadata; print(metadata.version("jax"))')\","
+machine+=" \"elements\": \"$ELEMENTS\""
+for name in "${PARTS[@]}"; do RECORD[$name]="\"sources\": \"$(sources "$name")\", $machine"; done
+COMMIT=$(git describe --always --dirty --abbrev=40 --exclude='*' 2> /dev/null)
+
+# outcome NAME: what parts/NAME.json says, if the part ran with the same as now.
+outcome() { grep -sF "${RECORD[$1]}" "$RESULTS/parts/$1.json"; }
+
 # tries NAME: how often the part has run.
 tries() {
   local said
-  said=$(grep -os '"tries": [0-9]*' "$RESULTS/parts/$1.json") || said=0
+  said=$(outcome "$1" | grep -o '"tries": [0-9]*') || said=0
   echo "${said##* }"
 }
 
@@ -146,12 +168,16 @@ part() {
   status=$?
   [[ $status == 124 || $status == 137 ]] && timed_out=true  # 137: killed because it kept running
   echo "{\"part\": \"$name\", \"status\": $status, \"timed_out\": $timed_out, \"tries\": $tries," \
-    "\"seconds\": $((SECONDS - start)), \"limit_seconds\": ${LIMIT[$name]}}" > "$RESULTS/parts/$name.json"
+    "\"seconds\": $((SECONDS - start)), \"limit_seconds\": ${LIMIT[$name]}, \"commit\": \"$COMMIT\"," \
+    "${RECORD[$name]}}" > "$RESULTS/parts/$name.json"
   echo "== $name: status $status after $((SECONDS - start)) s"
   return $status
 }
 
-passed() { grep -qs '"status": 0,' "$RESULTS/parts/$1.json"; }
+passed() { outcome "$1" | grep -q '"status": 0,'; }
+
+# fits NAME: whether this call has time for the part, and for a report on it.
+fits() { ((SECONDS + LIMIT[$1] + LIMIT[report] <= BUDGET)); }
 
 # All parts, the least often tried first.
 in_turn() {
@@ -160,8 +186,8 @@ in_turn() {
     cut -d ' ' -f 2
 }
 
-export -f build have_kernels test_ sanitize memcheck racecheck initcheck kernel_times kernels dense many algorithm_1 \
-  feedback all_reduce report
+export -f build have_kernels test_ sanitize memcheck racecheck initcheck kernel_times kernels dense many rows \
+  algorithm_1 feedback all_reduce report
 export PYTHON RESULTS ELEMENTS BUILD SITE
 for name in "$@"; do
   [[ -n ${LIMIT[$name]:-} ]] || { echo "no part $name: ${PARTS[*]}" >&2; exit 1; }
@@ -169,7 +195,13 @@ done
 
 failed=0 left=() last=
 if [[ $# -gt 0 ]]; then
-  for name in "$@"; do part "$name" || failed=1; done
+  for name in "$@"; do
+    if fits "$name"; then
+      part "$name" || failed=1
+    else
+      left+=("$name")
+    fi
+  done
 else
   # What was built on another machine is not here, and each call makes a report.
   have_kernels || rm -f "$RESULTS/parts/build.json"
@@ -178,7 +210,7 @@ else
     turn=$(tries "$name")
     if passed "$name"; then
       echo "== $name: passed before"
-    elif [[ $name != report ]] && ((turn > ${least:-$turn} || SECONDS + LIMIT[$name] + LIMIT[report] > BUDGET)); then
+    elif [[ $name != report ]] && { ((turn > ${least:-$turn})) || ! fits "$name"; }; then
       left+=("$name") least=${least:-$turn}  # what was tried more often waits for it
     else
       part "$name" || failed=1

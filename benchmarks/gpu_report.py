@@ -7,6 +7,7 @@ Writes report.md and, with matplotlib, roofline.png beside the JSON. The report 
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +18,16 @@ from benchmarks.figures import drawing
 Row = dict[str, Any]
 
 KERNEL_RESULTS = ("kernels", "kernels-dense", "kernels-n128", "kernels-rows")
+RESULTS = (*KERNEL_RESULTS, "algorithm_1", "sparsifiers", "all_reduce", "all_reduce-pure-jax")
+SANITIZERS = ("memcheck", "racecheck", "initcheck")
 # Least share of the floor's speed, up to a density: (density, share).
 TARGETS = {
     "partition": [(0.052, 0.8), (0.4, 0.7)],
     "hash_bitmap_decode": [(1, 0.85)],
     "aggregate_encode": [(1, 0.6)],
 }
+# Most time for many servers as a multiple of the time for few, on as many elements.
+MANY_SERVERS = {"partition": 1.1}
 # Least time as a multiple of partition's.
 PEERS = {"CUB DeviceSelect::Flagged": 1 / 1.1, "torch.nonzero + index_select": 3, "jnp.nonzero + take": 10}
 # Only for those that write what the floor counts: a list, and besides the residual no array of the gradient's size.
@@ -68,6 +73,25 @@ def peer_lines(result: Row) -> list[Row]:
     return lines
 
 
+def many_lines(results: Sequence[Row]) -> list[Row]:
+    """Kernels for more servers than in the first result, over the same kernel's time there."""
+    times = {
+        (result["n"], result["elements"], result["width"], row["density"], row["kernel"]): row["median_ms"]
+        for result in results
+        for row in result["results"]
+        if row["kernel"] in MANY_SERVERS and "median_ms" in row
+    }
+    few = results[0]["n"] if results else 0
+    lines = []
+    for (n, *setting, kernel), ms in times.items():
+        if n > few and (few_ms := times.get((few, *setting, kernel))):
+            line = {"kernel": kernel, "density": setting[-1], f"n = {few}, ms": few_ms, f"n = {n}, ms": ms}
+            target, slower = MANY_SERVERS[kernel], round(ms / few_ms, 3)
+            met = "yes" if slower <= target else "no"
+            lines.append(line | {"times": slower, "target": f"<= {target:.2f}", "met": met})
+    return lines
+
+
 def feedback_lines(result: Row) -> list[Row]:
     """The sparsifiers' error feedback and selection."""
     lines = []
@@ -95,6 +119,35 @@ def verdict(reached: float, target: float | None) -> Row:
     return {"target": f">= {target:.2f}", "met": "yes" if reached >= target else "no"}
 
 
+def environment_lines(results: dict[str, Row]) -> list[str]:
+    """What the results were measured on and with: a line for all, or one for each set of results that differs."""
+    files: dict[str, list[str]] = {}
+    for name, result in results.items():
+        if environment := result.get("environment"):
+            facts = [f"{environment['device']}, driver {environment['driver']}"]
+            facts += [f"{package} {version}" for package, version in environment["versions"].items() if version]
+            facts += [f"commit {environment['commit']}"] * bool(environment["commit"])
+            files.setdefault(", ".join(facts), []).append(name)
+    if len(files) == 1:
+        return [f"{facts}." for facts in files]
+    return [f"{', '.join(names)}: {facts}." for facts, names in files.items()]
+
+
+def ceilings_line(name: str, result: Row) -> str:
+    rates = [f"{way} {rate['median'] / 1e12:.2f}" for way, rate in result["ceilings"].items()]
+    return f"Ceilings of {name} in TB/s: {', '.join(rates)}."
+
+
+def sanitizer_lines(folder: Path) -> list[Row]:
+    """The summaries of compute-sanitizer's tools in the parts' logs."""
+    lines = []
+    for tool in SANITIZERS:
+        log = folder / f"{tool}.log"
+        found = re.findall(r"^=+ (\w+ SUMMARY: .*)$", log.read_text(), re.MULTILINE) if log.exists() else []
+        lines += [{"tool": tool, "summary": summary} for summary in found]
+    return lines
+
+
 def draw_roofline(results: Sequence[Row], figure: Any) -> None:
     """A panel for each number of servers and width: rates at which the kernels move their bytes, and the ceilings."""
     settings = list(dict.fromkeys((result["n"], result["width"]) for result in results))
@@ -117,36 +170,32 @@ def draw_roofline(results: Sequence[Row], figure: Any) -> None:
 
 def write_report(folder: Path) -> None:
     """Writes report.md and roofline.png to `folder`, from the JSON there."""
-
-    def load(name: str) -> Row | None:
-        path = folder / f"{name}.json"
-        return json.loads(path.read_text()) if path.exists() else None
-
-    kernels = [result for name in KERNEL_RESULTS if (result := load(name))]
+    paths = {name: folder / f"{name}.json" for name in RESULTS}
+    found = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+    kernels = {name: found[name] for name in KERNEL_RESULTS if name in found}
     sections: list[tuple[str, list[Row] | None]] = []
-    for result in kernels:
+    for result in kernels.values():
         size = f"{result['elements']:.4g} float32, n = {result['n']}, width {result['width']}"
         aggregates = f"aggregates of {result['servers_at_once']} servers at once"
         sections += [(f"Kernels: {size}, {aggregates}", kernel_lines(result)), (f"Peers: {size}", peer_lines(result))]
-    algorithm, feedback = load("algorithm_1"), load("sparsifiers")
-    ours, pure_jax = load("all_reduce"), load("all_reduce-pure-jax")
+    algorithm, feedback = found.get("algorithm_1"), found.get("sparsifiers")
+    ours, pure_jax = found.get("all_reduce"), found.get("all_reduce-pure-jax")
     sections += [
+        ("Many servers", many_lines([*kernels.values()])),
         ("Algorithm 1", algorithm and algorithm["results"]),
         ("Error feedback and selection", feedback and feedback_lines(feedback)),
         ("A whole all-reduce, emulated", all_reduce_lines(ours, pure_jax) if ours and pure_jax else None),
+        ("compute-sanitizer", sanitizer_lines(folder / "parts")),
     ]
     text = ["# Measurements on a GPU"]
     parts = [json.loads(path.read_text()) for path in sorted((folder / "parts").glob("*.json"))]
     if undone := [part["part"] for part in parts if part["status"] and part["part"] != "report"]:
         text.append(f"Failed or out of time, so rows may be missing: {', '.join(undone)}.")
+    text += environment_lines(found)
     if kernels:
-        environment, ceilings = kernels[0]["environment"], kernels[0]["ceilings"]
-        facts = [f"{environment['device']}, driver {environment['driver']}"]
-        facts += [f"{name} {version}" for name, version in environment["versions"].items() if version]
-        rates = [f"{way} {rate['median'] / 1e12:.2f}" for way, rate in ceilings.items()]
-        text += [", ".join(facts) + ".", f"Ceilings in TB/s: {', '.join(rates)}."]
+        text += [ceilings_line(name, result) for name, result in kernels.items()]
         try:
-            drawing.save(draw_roofline, kernels, folder / "roofline.png")
+            drawing.save(draw_roofline, [*kernels.values()], folder / "roofline.png")
             text.append("![Rates under the measured ceilings](roofline.png)")
         except ImportError as error:
             text.append(f"No roofline: {error}.")

@@ -61,15 +61,21 @@ def test_algorithm_1_extracts_what_partition_finds():
         np.testing.assert_array_equal(values[server, : found[server]], x[kept[server]])
 
 
-def kernel_results(*rows):
+def kernel_results(*rows, n=2, rate=1e12, **environment):
     """As benchmarks.kernels writes them."""
-    ceilings = {way: {"median": 1e12, "best": 1e12} for way in ("read", "write", "copy")}
-    setting = {"elements": 100, "n": 2, "width": 1, "servers_at_once": 2}
-    return json.dumps({"environment": measure.environment(), "ceilings": ceilings, "results": rows} | setting)
+    ceilings = {way: {"median": rate, "best": rate} for way in ("read", "write", "copy")}
+    setting = {"elements": 100, "n": n, "width": 1, "servers_at_once": 2}
+    environment = measure.environment() | environment
+    return json.dumps({"environment": environment, "ceilings": ceilings, "results": rows} | setting)
 
 
 KERNEL = {"density": 0.01, "kernel": "partition", "bytes": 8, "median_ms": 1, "min_ms": 1, "max_ms": 2}
 KERNEL |= {"of_copy": 0.8, "of_ceiling": 0.81}
+
+
+def report_lines(folder):
+    gpu_report.write_report(folder)
+    return (folder / "report.md").read_text().splitlines()
 
 
 def test_the_gpu_report_says_what_is_met_and_what_is_missing(tmp_path):
@@ -82,23 +88,64 @@ def test_the_gpu_report_says_what_is_met_and_what_is_missing(tmp_path):
     (tmp_path / "parts").mkdir()
     for name, status in (("kernels", 124), ("dense", 0)):
         (tmp_path / "parts" / f"{name}.json").write_text(json.dumps({"part": name, "status": status}))
-    gpu_report.write_report(tmp_path)
-    lines = (tmp_path / "report.md").read_text().splitlines()
+    lines = report_lines(tmp_path)
     verdicts = [line.split(" | ")[-1] for line in lines if line.startswith("| partition")]
     assert verdicts == ["yes |", "no |"]
     assert "| cupy flatnonzero + take | 0.01 | absent | no cupy |" in lines
     assert "| top_k | 0.1 | 2 | 0.833 |  |  |" in lines
     assert "| top_k and partition, fused | 0.1 | 2 | 0.833 | >= 0.80 | yes |" in lines
-    assert lines.count("Not measured.") == 2
+    assert lines.count("Not measured.") == 4
     assert "Failed or out of time, so rows may be missing: kernels." in lines
     assert (tmp_path / "roofline.png").stat().st_size > 0
+
+
+def test_the_gpu_report_keeps_machines_apart(tmp_path):
+    """Results of two machines have a line each; those of one machine share it. Ceilings belong to a file."""
+    for name, device, rate in (
+        ("kernels", "H200", 4e12),
+        ("kernels-dense", "H200", 3e12),
+        ("kernels-rows", "A100", 1e12),
+    ):
+        (tmp_path / f"{name}.json").write_text(kernel_results(KERNEL, rate=rate, device=device, driver="1.2"))
+    lines = report_lines(tmp_path)
+    first, second = (line for line in lines if ", driver 1.2, " in line)
+    assert first.startswith("kernels, kernels-dense: H200, ") and second.startswith("kernels-rows: A100, ")
+    assert "Ceilings of kernels-dense in TB/s: read 3.00, write 3.00, copy 3.00." in lines
+    (tmp_path / "kernels-rows.json").unlink()
+    (line,) = (line for line in report_lines(tmp_path) if ", driver 1.2, " in line)
+    assert line.startswith("H200, ")
+
+
+def test_the_gpu_report_compares_many_servers_with_few(tmp_path):
+    many = [KERNEL | {"median_ms": 1.1}, KERNEL | {"density": 0.05, "median_ms": 3}, KERNEL | {"density": 0.9}]
+    (tmp_path / "kernels.json").write_text(kernel_results(KERNEL, KERNEL | {"density": 0.05, "median_ms": 2}))
+    (tmp_path / "kernels-n128.json").write_text(kernel_results(*many, n=128))
+    lines = report_lines(tmp_path)
+    at = lines.index("## Many servers") + 2
+    assert lines[at] == "| kernel | density | n = 2, ms | n = 128, ms | times | target | met |"
+    assert lines[at + 2 : at + 5] == [
+        "| partition | 0.01 | 1 | 1.1 | 1.1 | <= 1.10 | yes |",
+        "| partition | 0.05 | 2 | 3 | 1.5 | <= 1.10 | no |",
+        "",
+    ]
+
+
+def test_the_gpu_report_quotes_the_sanitizers(tmp_path):
+    (tmp_path / "parts").mkdir()
+    for tool, said in (
+        ("memcheck", "ERROR SUMMARY: 0 errors"),
+        ("racecheck", "RACECHECK SUMMARY: 0 hazards displayed"),
+    ):
+        (tmp_path / "parts" / f"{tool}.log").write_text(f"29 passed\n========= {said}\n")
+    lines = report_lines(tmp_path)
+    assert "| memcheck | ERROR SUMMARY: 0 errors |" in lines
+    assert "| racecheck | RACECHECK SUMMARY: 0 hazards displayed |" in lines
 
 
 def test_the_gpu_report_needs_no_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     (tmp_path / "kernels.json").write_text(kernel_results(KERNEL))
-    gpu_report.write_report(tmp_path)
-    lines = (tmp_path / "report.md").read_text().splitlines()
+    lines = report_lines(tmp_path)
     assert any(line.startswith("No roofline: ") and "matplotlib" in line for line in lines)
     assert any(line.startswith("| partition | 0.01 |") for line in lines)
 
@@ -118,49 +165,32 @@ def test_the_gpu_script_works_but_for_the_gpu(tmp_path):
     assert refused.returncode == 1 and "no CUDA kernels: pure JAX (ZEN_JAX_KERNELS=xla" in refused.stdout
 
 
-PARTS = ["build", "test", "kernels", "dense", "many", "algorithm_1", "feedback", "all_reduce"]
+PARTS = ["build", "test", "kernels", "dense", "many", "rows", "algorithm_1", "feedback", "all_reduce"]
 SANITIZERS = ["memcheck", "racecheck", "initcheck"]
-
-
-def test_the_gpu_script_goes_on_where_it_stopped(tmp_path):
-    """Parts that passed are not run again, except a build that is missing here; an unknown part is refused."""
-    (tmp_path / "parts").mkdir()
-    parts = PARTS + SANITIZERS
-    for name in parts:
-        (tmp_path / "parts" / f"{name}.json").write_text('{"part": "x", "status": 0, "timed_out": false}')
-    done = gpu_script(tmp_path, ZEN_JAX_REHEARSE_GPU="1")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("passed before") == len(parts)
-    assert "No kernel was measured." in done.stdout
-    (tmp_path / "cmake").write_text("#!/bin/sh\nexit 7\n")
-    (tmp_path / "cmake").chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    elsewhere = gpu_script(tmp_path, JAX_PLATFORMS="cpu", ZEN_JAX_KERNELS="xla", PATH=path)
-    assert "== build: status 7" in elsewhere.stdout and elsewhere.returncode == 1
-    assert elsewhere.stdout.count("passed before") == len(parts) - 1
-    assert gpu_script(tmp_path, "bench").returncode == 1
-
+EVERYTHING = [*PARTS, "report", *SANITIZERS, "report"]
 
 # Stands in for every command of the script. Each call is a line of `calls`; one that contains a word of FAILING fails.
+# nvidia-smi finds a GPU named DEVICE, and Python the jax of version JAX.
 FAKE = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$RESULTS/calls"
 touch "$RESULTS/report.md"
+case "$(basename "$0") $*" in nvidia-smi*) echo "$DEVICE" ;; *metadata.version*) echo "$JAX" ;; esac
 for word in $FAILING; do case "$*" in *"$word"*) exit 3 ;; esac; done
 """
 
 
-def faked(results, *parts, failing="", seconds=0):
+def faked(results, *parts, failing="", seconds=0, device="H200", version=jax.__version__):
     """The parts that ran, in order, with the status of each; the last line that the script printed; its exit status.
 
     The call starts with `seconds` of its time already used.
     """
-    for tool in ("bin/python", "bin/cmake", "cuda/nvcc", "cuda/compute-sanitizer"):
+    for tool in ("bin/python", "bin/cmake", "bin/nvidia-smi", "cuda/nvcc", "cuda/compute-sanitizer"):
         (results / tool).parent.mkdir(exist_ok=True)
         (results / tool).write_text(FAKE)
         (results / tool).chmod(0o755)
     variables = {"PYTHON": str(results / "bin" / "python"), "CUDACXX": str(results / "cuda" / "nvcc")}
     variables |= {"PATH": f"{results / 'bin'}:/usr/bin:/bin", "FAILING": failing, "SECONDS": str(seconds)}
-    done = gpu_script(results, *parts, **variables)
+    done = gpu_script(results, *parts, DEVICE=device, JAX=version, **variables)
     ran = re.findall(r"^== (\w+): status (\d+)", done.stdout, re.MULTILINE)
     return (
         [name if status == "0" else f"{name}!" for name, status in ran],
@@ -169,8 +199,23 @@ def faked(results, *parts, failing="", seconds=0):
     )
 
 
+def test_the_gpu_script_goes_on_where_it_stopped(tmp_path):
+    """Parts that passed are not run again, except a build that is missing here; an unknown part is refused."""
+    faked(tmp_path)
+    parts = PARTS + SANITIZERS
+    here = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "DEVICE": "H200", "FAILING": "build/gpu"}
+    done = gpu_script(tmp_path, ZEN_JAX_REHEARSE_GPU="1", **here)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("passed before") == len(parts)
+    assert "No kernel was measured." in done.stdout
+    elsewhere = gpu_script(tmp_path, JAX_PLATFORMS="cpu", ZEN_JAX_KERNELS="xla", **here)
+    assert "== build: status 3" in elsewhere.stdout and elsewhere.returncode == 1
+    assert elsewhere.stdout.count("passed before") == len(parts) - 1
+    assert gpu_script(tmp_path, "bench").returncode == 1
+
+
 def test_the_gpu_script_measures_before_it_sanitizes(tmp_path):
-    assert faked(tmp_path)[::2] == ([*PARTS, "report", *SANITIZERS, "report"], 0)
+    assert faked(tmp_path)[::2] == (EVERYTHING, 0)
     assert faked(tmp_path)[::2] == (["report"], 0)
     calls = (tmp_path / "calls").read_text().splitlines()
     assert all("-p no:benchmark" in call for call in calls if "-m pytest" in call)
@@ -180,11 +225,22 @@ def test_the_gpu_script_measures_before_it_sanitizes(tmp_path):
     assert tools == [f"compute-sanitizer --tool {option}" for option in options]
 
 
+def test_the_gpu_script_starts_again_with_other_sources_or_another_machine(tmp_path):
+    for machine in ({}, {"device": "A100"}, {"device": "A100", "version": "0.99"}):
+        assert faked(tmp_path, **machine)[::2] == (EVERYTHING, 0)
+    for part in ("dense", "racecheck"):
+        path = tmp_path / "parts" / f"{part}.json"
+        outcome = json.loads(path.read_text())
+        assert (outcome["device"], outcome["jax"], outcome["elements"]) == ("A100", "0.99", "214e6")
+        path.write_text(json.dumps(outcome | {"sources": "others"}))
+    assert faked(tmp_path, **machine)[::2] == (["dense", "report", "racecheck", "report"], 0)
+
+
 def test_a_part_of_the_gpu_script_that_failed_waits_for_the_others(tmp_path):
     """Also for parts that this call has no time for, and for parts that failed less often."""
     failing = "kernels-dense.json algorithm_1"
     ran, last, status = faked(tmp_path, failing=failing, seconds=300)
-    assert (ran, status) == (["build", "algorithm_1!", "feedback", "all_reduce", "report"], 1)
+    assert (ran, status) == (["build", "rows", "algorithm_1!", "feedback", "all_reduce", "report"], 1)
     assert last == "left for another call: test kernels dense many memcheck racecheck initcheck"
     for _ in range(2):
         assert faked(tmp_path, "dense", failing=failing)[::2] == (["dense!"], 1)
@@ -194,5 +250,6 @@ def test_a_part_of_the_gpu_script_that_failed_waits_for_the_others(tmp_path):
     ran, _, status = faked(tmp_path, failing=failing)
     assert ran == ["test", "kernels", "many", "report", *SANITIZERS, "algorithm_1!", "dense!", "report"]
     assert status == 1
+    assert faked(tmp_path, "dense", "build", seconds=300)[::2] == (["build"], 2)  # named parts too need time
     assert faked(tmp_path, "dense")[::2] == (["dense"], 0)
     assert faked(tmp_path)[::2] == (["report", "algorithm_1", "report"], 0)
