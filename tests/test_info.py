@@ -153,6 +153,13 @@ def test_total_averages_the_densities_that_were_counted():
     for others in (infos.values(), iter(infos.values())):
         np.testing.assert_array_equal(zen.total(others), whole)
     assert (zen.total([fused, fused]).density, zen.total({}).density) == (0, 0)
+    assert zen.total(fused) is fused
+
+
+def test_total_keeps_workers_and_steps_apart():
+    one, two = make_info(bytes_pushed=jnp.array([1.0, 2.0]), rounds=jnp.array([3.0, 1.0])), make_info()
+    whole = zen.total([jax.tree.map(lambda field: jnp.broadcast_to(field, (2,)), info) for info in (one, two)])
+    assert (whole.bytes_pushed.tolist(), whole.rounds.tolist()) == ([1, 2], [3, 1])
 
 
 @pytest.mark.parametrize("planned", [None, 30])

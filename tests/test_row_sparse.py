@@ -129,12 +129,12 @@ def test_gradients_leave_shard_map_and_lie_on_explicit_meshes():
 
 
 @pytest.mark.parametrize("ids", [[3, 8, V], [3]])
-@pytest.mark.parametrize("factor", [0, -1, 2])
+@pytest.mark.parametrize("factor", [0.5, -1, 2])
 def test_ids_that_a_schedule_has_scaled_train_no_row(factor, ids):
     """`optax.scale_by_schedule` casts its factor to int32 and multiplies the ids by it."""
     ids = jnp.array(ids, jnp.int32)
     gradient = zen.RowSparseGradient(ids, jnp.ones((ids.size, D)), V)
-    scaled = jax.tree.map(lambda x: jnp.array(factor, x.dtype) * x, gradient)
+    scaled = jax.tree.map(lambda x: jnp.array(factor).astype(x.dtype) * x, gradient)
     table = jnp.asarray(TABLE)
     added = np.asarray(table + scaled)
     assert np.isnan(added).any() and (np.isnan(added) | (added == TABLE)).all()
@@ -143,6 +143,22 @@ def test_ids_that_a_schedule_has_scaled_train_no_row(factor, ids):
     worker = lambda rows: zen.synchronize(harness.AXIS).update(dataclasses.replace(scaled, rows=rows), None)[0]  # noqa: E731
     reduced = harness.spmd(worker, "vmap", N)(jnp.ones((N, ids.size, D)))
     assert np.isnan(np.asarray(table + jax.tree.map(lambda x: x[0], reduced))).any()
+
+
+def test_zeros_in_place_of_a_gradient_change_no_row():
+    """As `optax.apply_if_finite` leaves them of a step that it rejects, and `optax.set_to_zero` of a frozen table."""
+    table, ids = jnp.asarray(TABLE), jnp.array([3, 8, V], jnp.int32)
+    params, gradient = {"t": table}, {"t": zen.RowSparseGradient(ids, jnp.full((3, D), jnp.inf), V)}
+    guarded = optax.apply_if_finite(embedding.lazy(optax.sgd(1.0)), 5)
+    rejected, _ = guarded.update(gradient, guarded.init(params), params)
+    np.testing.assert_array_equal(optax.apply_updates(params, rejected)["t"], TABLE)
+    frozen, _ = optax.set_to_zero().update(gradient, optax.EmptyState())
+    optimizer = embedding.lazy(optax.sgd(1.0))
+    updates, _ = optimizer.update(frozen, optimizer.init(params), params)
+    np.testing.assert_array_equal(optax.apply_updates(params, updates)["t"], TABLE)
+    worker = lambda _: zen.synchronize(harness.AXIS).update(frozen, None)[0]  # noqa: E731
+    reduced = jax.tree.map(lambda x: x[0], harness.spmd(worker, "vmap", N)(jnp.zeros(N)))
+    np.testing.assert_array_equal(optax.apply_updates(params, reduced)["t"], TABLE)
 
 
 # --- synchronisation --------------------------------------------------------------------------------------------------

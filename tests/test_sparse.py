@@ -342,14 +342,15 @@ def test_changed_indices_are_refused():
         jax.vmap(lambda _: zen.all_reduce(gradient, "data"), axis_name="data")(jnp.zeros(3))
 
 
-@pytest.mark.parametrize("factor", [0, -1, 2])
+@pytest.mark.parametrize("factor", [0.5, -1, 2])
 @pytest.mark.parametrize("scheme", ["zen", "agsparse", "dense"])
 def test_indices_that_a_schedule_has_scaled_lose_nothing_unseen(factor, scheme):
     """`optax.scale_by_schedule` casts its factor to int32 and multiplies indices and count by it."""
     gradient = zen.SparseGradient(jnp.array([1, 4, 7], jnp.int32), jnp.ones(3), jnp.int32(3), (9,))
-    scaled = jax.tree.map(lambda x: jnp.array(factor, x.dtype) * x, gradient)
-    worker = lambda _: zen.all_reduce(scaled, harness.AXIS, scheme=scheme)  # noqa: E731
-    assert np.isnan(harness.spmd(worker, "vmap", N)(jnp.zeros(N))).any()
+    scaled, zeros = (jax.tree.map(lambda x, by=by: jnp.array(by).astype(x.dtype) * x, gradient) for by in (factor, 0.0))
+    worker = lambda _: [zen.all_reduce(each, harness.AXIS, scheme=scheme) for each in (scaled, zeros)]  # noqa: E731
+    reduced, nothing = harness.spmd(worker, "vmap", N)(jnp.zeros(N))
+    assert np.isnan(reduced).any() and not nothing.any()
     np.testing.assert_array_equal(jax.device_get(gradient).to_dense(), gradient.to_dense())
 
 

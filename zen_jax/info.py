@@ -39,14 +39,14 @@ def density(counts: Array, units: int) -> Array:
     return jnp.mean(counts.astype(jnp.float32)) / np.float32(units)  # JAX accepts no integer of 2**31 or more
 
 
-def total(infos: Mapping[str, Info] | Iterable[Info]) -> Info:
+def total(infos: Mapping[str, Info] | Iterable[Info] | Info) -> Info:
     """One Info for several synchronisations: bytes are summed; rounds and imbalance are the worst of all.
 
     Densities are weighted by dense bytes, where they were counted: leaves that a scheme or plan sends dense count
     nothing. `dense_taken` is the share of dense bytes that went dense.
 
     Args:
-      infos: the Infos, or a mapping to them such as `SynchronizeState.info`.
+      infos: the Infos, or a mapping to them such as `SynchronizeState.info`. Leading axes, of workers or steps, stay.
 
     >>> one = make_info(bytes_pushed=8., bytes_dense=100., density=0.25, imbalance_push=1.5)
     >>> two = make_info(bytes_pushed=4., bytes_dense=300., density=0.05, imbalance_push=1.1)
@@ -54,6 +54,8 @@ def total(infos: Mapping[str, Info] | Iterable[Info]) -> Info:
     >>> float(both.bytes_pushed), round(float(both.density), 3), float(both.imbalance_push)
     (12.0, 0.1, 1.5)
     """
+    if isinstance(infos, Info):
+        return infos
     infos = list(infos.values() if isinstance(infos, Mapping) else infos)
     if len(infos) < 2:
         return infos[0] if infos else make_info()
@@ -61,7 +63,7 @@ def total(infos: Mapping[str, Info] | Iterable[Info]) -> Info:
 
     def weighted(field: Array, weights: Array) -> Array:
         # Dividing last makes the share of a whole exactly 1.
-        return jnp.sum(weights * field) / jnp.maximum(jnp.sum(weights), 1.0)
+        return jnp.sum(weights * field, axis=0) / jnp.maximum(jnp.sum(weights, axis=0), 1.0)
 
     def counted(field: Array) -> Array:
         # An all-zero gradient never takes the dense path: a density of 0 there was not counted.
@@ -70,11 +72,11 @@ def total(infos: Mapping[str, Info] | Iterable[Info]) -> Info:
     return Info(
         density=counted(stacked.density),
         density_reduced=counted(stacked.density_reduced),
-        bytes_pushed=jnp.sum(stacked.bytes_pushed),
-        bytes_pulled=jnp.sum(stacked.bytes_pulled),
-        bytes_dense=jnp.sum(stacked.bytes_dense),
-        rounds=jnp.max(stacked.rounds),
+        bytes_pushed=jnp.sum(stacked.bytes_pushed, axis=0),
+        bytes_pulled=jnp.sum(stacked.bytes_pulled, axis=0),
+        bytes_dense=jnp.sum(stacked.bytes_dense, axis=0),
+        rounds=jnp.max(stacked.rounds, axis=0),
         dense_taken=weighted(stacked.dense_taken, stacked.bytes_dense),
-        imbalance_push=jnp.max(stacked.imbalance_push),
-        imbalance_pull=jnp.max(stacked.imbalance_pull),
+        imbalance_push=jnp.max(stacked.imbalance_push, axis=0),
+        imbalance_pull=jnp.max(stacked.imbalance_pull, axis=0),
     )

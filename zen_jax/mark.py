@@ -20,3 +20,8 @@ def new_mark(indices: Array) -> Array:
 def is_whole(mark: Array) -> Array:
     """bool []: True if nothing has computed with the leaf."""
     return jnp.all(mark == MARK)
+
+
+def is_cleared(mark: Array, indices: Array, values: Array) -> Array:
+    """bool []: True if zeros have replaced the whole leaf, which is then a zero gradient, as a rejected step's is."""
+    return ~(jnp.any(mark) | jnp.any(indices) | jnp.any(values))

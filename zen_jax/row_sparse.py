@@ -13,7 +13,7 @@ from zen_jax._typing import Array
 from zen_jax.errors import MAX_UNITS, check_integers
 from zen_jax.kernels import unique_ids
 from zen_jax.kernels.aggregate import accumulator_dtype
-from zen_jax.mark import is_whole, new_mark
+from zen_jax.mark import MARK, is_cleared, is_whole, new_mark
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["ids", "rows", "mark"], meta_fields=["num_rows"])
@@ -149,19 +149,21 @@ def check_intact(gradient: RowSparseGradient) -> None:
 
 
 def nan_if_altered(gradient: RowSparseGradient) -> RowSparseGradient:
-    """The gradient, or one of NaN if its mark has changed or its ids do not ascend.
+    """The gradient, or one of NaN if its mark has changed or its ids do not ascend. Zeros alone are a zero gradient.
 
     A transformation that does not know row-sparse leaves may compute with the ids and keep their dtype, as
     `optax.scale_by_schedule` does. This cannot be seen before the step runs, and must not train the wrong rows.
     """
     check_intact(gradient)
-    ids = gradient.ids
+    cleared = is_cleared(gradient.mark, gradient.ids, gradient.rows)
+    ids, mark = jnp.where(cleared, gradient.num_rows, gradient.ids), jnp.where(cleared, MARK, gradient.mark)
     ascending = jnp.all((ids[1:] > ids[:-1]) | (ids[1:] >= gradient.num_rows)) & jnp.all(ids >= 0)
-    whole = ascending & is_whole(gradient.mark)
+    whole = ascending & is_whole(mark)
     return replace(
         gradient,
         ids=jnp.where(whole, ids, jnp.arange(ids.size, dtype=jnp.int32)),
         rows=jnp.where(whole, gradient.rows, jnp.nan),
+        mark=mark,
     )
 
 

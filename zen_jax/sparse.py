@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from zen_jax import kernels
 from zen_jax._typing import Array
-from zen_jax.mark import is_whole, new_mark
+from zen_jax.mark import MARK, is_cleared, is_whole, new_mark
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["indices", "values", "count", "mark"], meta_fields=["shape"])
@@ -97,6 +97,8 @@ def to_coo(units: Array | SparseGradient, room: int) -> tuple[Array, Array, Arra
 def nan_if_altered(gradient: SparseGradient) -> SparseGradient:
     """The gradient; if its mark has changed, or indices are negative or do not ascend, only a NaN as first element.
 
+    Zeros alone are a zero gradient.
+
     Raises a ValueError if a transformation that does not know sparse leaves has changed the indices' dtype. One that
     computed with them but kept it cannot be seen before the step runs, and must not lose what was sent.
     """
@@ -108,10 +110,12 @@ def nan_if_altered(gradient: SparseGradient) -> SparseGradient:
     indices, values = jnp.asarray(gradient.indices), jnp.asarray(gradient.values)
     unused = jnp.arange(1, indices.size, dtype=jnp.int32) >= gradient.count
     ascending = jnp.all((indices[1:] > indices[:-1]) | unused) & jnp.all((indices[:1] >= 0) | (gradient.count <= 0))
-    whole = is_whole(gradient.mark) & ascending
+    mark = jnp.where(is_cleared(gradient.mark, indices, values), MARK, gradient.mark)
+    whole = is_whole(mark) & ascending
     return replace(
         gradient,
         indices=indices.at[:1].set(jnp.where(whole, indices[:1], 0)),
         values=values.at[:1].set(jnp.where(whole, values[:1], jnp.nan)),
         count=jnp.where(whole, gradient.count, 1),
+        mark=mark,
     )

@@ -147,7 +147,9 @@ def _measure_kernels(mesh: Mesh, axis_name: AxisName, max_over_processes: MaxOve
     shape = (len(DENSITIES), len(runs))
     agreed = max_over_processes(np.reshape(seconds, shape))
     charged = np.reshape(moved, (*shape, 2))
-    return {name: KernelCost(*_fit(charged[:, i], agreed[:, i])) for i, name in enumerate(runs)}
+    # Linear algebra rounds differently on other CPUs, but all processes must make the same plan.
+    costs = max_over_processes([_fit(charged[:, i], agreed[:, i]) for i in range(len(runs))])
+    return {name: KernelCost(*cost) for name, cost in zip(runs, costs.tolist(), strict=True)}
 
 
 def _kernel_operands(n: int, size: int, room: int, density: float) -> dict[str, tuple[tuple[Array, ...], float, float]]:
