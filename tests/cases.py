@@ -115,7 +115,7 @@ def special(n, shape, dtype=np.float32):
         * np.ones((n, *shape), dtype),
         "-0.0": planted(-0.0, -0.0, -0.0),
         "only -0.0": np.full((n, *shape), -0.0, dtype),
-        "subnormals": planted(tiny, -tiny),
+        "subnormals": sparse(rng, n, shape, 0.1, dtype) * tiny,
         "overflow": np.full((n, *shape), largest, dtype),
     }
 

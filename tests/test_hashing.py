@@ -98,6 +98,31 @@ def test_theorem_2_balance(name, n):
     assert counts.max() <= mean + 6 * np.sqrt(mean), f"fullest {counts.max()}, mean {mean}"
 
 
+# Non-zero elements of large gradients: what one worker pushes, and, as the last, what all pull.
+LARGE_SETS = {
+    "random": lambda rng: np.unique(rng.integers(0, 50_000_000, 1_000_000)),
+    "rows of 64": lambda rng: (rng.choice(781_250, 15_625, replace=False)[:, None] * 64 + np.arange(64)).ravel(),
+    "every third": lambda rng: np.arange(1_000_000) * 3,
+    "one in each tile": lambda rng: np.arange(1_000_000) * 128,
+    "the union of random rows": lambda rng: (
+        np.unique(rng.integers(0, 200_000, (8, 1_000)))[:, None] * 250 + np.arange(250)
+    ).ravel(),
+}
+HASHES = {
+    "tile": zen.hashing.server_of,
+    "murmur": lambda index, n: zen.hashing.hash_family(index, 0, n, seed=0),
+}
+
+
+@pytest.mark.parametrize("hash", HASHES)
+@pytest.mark.parametrize("name", LARGE_SETS)
+def test_imbalance_of_a_million_elements_on_128_servers(name, hash):
+    index = LARGE_SETS[name](np.random.default_rng(0))
+    assert len(index) > 980_000
+    counts = np.bincount(HASHES[hash](index, 128))
+    assert counts.max() < 1.1 * len(index) / 128
+
+
 @given(seed=st.integers(0, 2**32 - 1), index=st.integers(0, 2**31 - 1), n=st.integers(1, 65535))
 def test_oracle_is_a_bijection(seed, index, n):
     """The oracle's own inverse is exact, so the tests above compare with something correct."""
