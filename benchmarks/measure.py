@@ -5,8 +5,10 @@ import json
 import math
 import os
 import platform
+import shlex
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -66,11 +68,12 @@ PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "numpy", "torch", "cupy-cuda13
 
 
 def environment() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """What the figures were measured on, and the command that measured them."""
     import zen_jax
 
     device = jax.devices()[0]
     return {
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
         "device": device.device_kind,
         "platform": jax.default_backend(),
         "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
@@ -78,11 +81,21 @@ def environment() -> dict[str, Any]:
         "versions": {name: _version(name) for name in PACKAGES},
         "nvcc": (_output("nvcc", "--version") or "").split("\n")[-1],
         "commit": _output("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"),
+        "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
         "jax": jax.__version__,
         "python": platform.python_version(),
         "backend": zen_jax.backend_info(),
     }
+
+
+def _cpu() -> str:
+    """The processor's model."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
 
 
 def _output(*command: str) -> str | None:

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -70,12 +70,12 @@ def make_problem(
     return Problem(touched, workload.columns, {"cases": cases, "profile": str(folder / "profile.json")})
 
 
-def measure_emulated(options: argparse.Namespace, problem: Path, n: int) -> list[dict[str, Any]]:
+def measure_emulated(options: argparse.Namespace, peers: Iterable[str], problem: Path, n: int) -> list[dict[str, Any]]:
     """Records of all schemes and peers on n emulated hosts, without a limit and at every rate."""
     shared = ["--problem", str(problem), "--repeats", str(options.repeats), "--rates", group.UNLIMITED, *options.rate]
     with emulated_hosts(n) as hosts:
         records = run_group(_one_a_host("benchmarks.network_worker", sys.executable, hosts, shared, PORT))
-        for port, name in enumerate(options.peers, PORT + 1):
+        for port, name in enumerate(peers, PORT + 1):
             set_rate(hosts, None)
             peer, python = PEERS[name], options.peer_python
             if peer.launched_by_mpi:
@@ -107,14 +107,17 @@ def _mpiexec(peer: Peer, python: str, hosts: Sequence[Host], shared: Sequence[st
     return [mpiexec, *parts[0], *(word for part in parts[1:] for word in (":", *part))]
 
 
-def installed_peers(python: str) -> list[str]:
-    """The peers whose packages `python` has; reports the others."""
-    installed = []
-    for name, peer in PEERS.items():
-        if subprocess.run([python, "-c", f"import {peer.package}"], capture_output=True).returncode == 0:
-            installed.append(name)
+def installed_peers(python: str, names: Iterable[str]) -> dict[str, str]:
+    """Those of the peers whose packages `python` has, with the packages' versions; reports the others."""
+    installed = {}
+    for name in names:
+        package = PEERS[name].package
+        command = [python, "-c", f"import {package}; print({package}.__version__)"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode == 0:
+            installed[name] = f"{package} {done.stdout.strip()}"
         else:
-            print(f"peer {name} is left out: {python} has no {peer.package}", file=sys.stderr)
+            print(f"peer {name} is left out: {python} has no {package}", file=sys.stderr)
     return installed
 
 
@@ -156,7 +159,9 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def measure_workload(options: argparse.Namespace, workload: workloads.Workload, n: int) -> list[dict[str, Any]]:
+def measure_workload(
+    options: argparse.Namespace, peers: Iterable[str], workload: workloads.Workload, n: int
+) -> list[dict[str, Any]]:
     """The report's rows about one workload on n hosts."""
     wanted = {scheme: {"scheme": scheme} for scheme in options.schemes} | (ABLATION if options.ablation else {})
     gbps = min(map(rate_in_bits, options.rate)) / 1e9
@@ -165,7 +170,7 @@ def measure_workload(options: argparse.Namespace, workload: workloads.Workload, 
         path = Path(folder) / "problem.npz"
         problem.save(path)
         given = options.coordinator is not None
-        records = measure_given(options, path) if given else measure_emulated(options, path, n)
+        records = measure_given(options, path) if given else measure_emulated(options, peers, path, n)
     bound = float(np.mean([lower_bound(step, workload.columns * ITEMSIZE) for step in problem.touched]))
     return network_report.rows(records, workload.name, bound)
 
@@ -173,17 +178,19 @@ def measure_workload(options: argparse.Namespace, workload: workloads.Workload, 
 def main() -> None:
     options = parse()
     loaded = [workloads.load(name, options.data) for name in options.workloads]
-    if options.coordinator is None and options.peers is None:
-        options.peers = installed_peers(options.peer_python)
+    peers = {}
+    if options.coordinator is None:
+        peers = installed_peers(options.peer_python, PEERS if options.peers is None else options.peers)
     rows = []
     for workload in loaded:
         for n in options.hosts:
-            found = measure_workload(options, workload, n)
+            found = measure_workload(options, peers, workload, n)
             if not found:  # another rank reports
                 continue
             rows += found
             print(network_report.table(found), flush=True)
-            measure.write_json(options.json, {"environment": measure.environment(), "rows": rows})
+            setting = {"environment": measure.environment(), "peers": peers, "repeats": options.repeats}
+            measure.write_json(options.json, setting | {"rows": rows})
     if rows:
         print(network_report.choices(rows))
         if options.plot:

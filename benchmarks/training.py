@@ -96,7 +96,8 @@ def main() -> None:
             for n in options.hosts:
                 rows += compare(example, n, options)
                 print(measure.table(rows[-len(options.schemes) :]), flush=True)
-                measure.write_json(options.json, {"environment": measure.environment(), "rows": rows})
+                result = {"environment": measure.environment(), "steps": options.steps, "rows": rows}
+                measure.write_json(options.json, result)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from benchmarks import emulated_hosts, network, network_report
@@ -84,6 +85,13 @@ def test_emulated_hosts_refuse_what_they_cannot_do(monkeypatch):
         emulated_hosts.rate_in_bits("fast")
 
 
+def test_peers_are_named_with_their_versions_or_left_out(monkeypatch, capsys):
+    present, missing = network.Peer("a.module", "numpy"), network.Peer("a.module", "no_such_package")
+    monkeypatch.setattr(network, "PEERS", {"present": present, "missing": missing})
+    assert network.installed_peers(sys.executable, ["present", "missing"]) == {"present": f"numpy {np.__version__}"}
+    assert f"peer missing is left out: {sys.executable} has no no_such_package" in capsys.readouterr().err
+
+
 SEND = """
 import socket, sys, time
 if sys.argv[1] == "serve":
@@ -124,7 +132,10 @@ def test_network_benchmark_counts_what_crosses_the_wire(tmp_path, may_emulate_ho
     command = [sys.executable, "-m", "benchmarks.network", *options, "--json", str(result)]
     done = subprocess.run(command, env=os.environ | {"XLA_FLAGS": ""}, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    (row,) = json.loads(result.read_text())["rows"]
+    written = json.loads(result.read_text())
+    assert written["repeats"] == 1 and written["peers"] == {} and written["environment"]["cpu"]
+    assert f"-m benchmarks.network {' '.join(options)} --json" in written["environment"]["command"]
+    (row,) = written["rows"]
     assert row["case"] == "dense" and row["n"] == 2 and row["planned"]
     assert row["info_MB"] < row["wire_MB"] < 1.1 * row["info_MB"]
     assert row["median_ms"] > 0.8 * row["wire_MB"] * 8 / 2
