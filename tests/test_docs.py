@@ -1,6 +1,11 @@
-"""Every python block of the documentation runs, page by page, with the names that earlier blocks define."""
+"""Every python block of the documentation runs, page by page, with the names that earlier blocks define; the commands
+that pages and docstrings show parse."""
 
+import argparse
+import ast
 import re
+import shlex
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -8,6 +13,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+PROGRAM = r"(-m (?:benchmarks|examples)\.[a-z0-9_.]+|scripts/\w+\.py)"
+# On lines of its own, up to a comment, or inside a sentence.
+COMMANDS = [
+    re.compile(rf"^ *(?:\w+=\S+ )*python {PROGRAM}((?:\\\n|[^#\n])*)", re.MULTILINE),
+    re.compile(rf"`(?:python )?{PROGRAM}( [^`]+)`"),
+]
 
 
 @pytest.mark.promoting
@@ -19,3 +31,42 @@ def test_blocks_run(page):
     for match in BLOCK.finditer(text):
         line = text[: match.start()].count("\n") + 1
         exec(compile("\n" * line + match[1], str(page), "exec"), names)
+
+
+def commands():
+    """The commands of all pages and docstrings, each as one line."""
+    texts = [page.read_text() for page in [*PAGES, *(ROOT / "examples").glob("*/README.md")]]
+    for folder in ("benchmarks", "examples", "scripts"):
+        texts += [ast.get_docstring(ast.parse(file.read_text())) or "" for file in (ROOT / folder).rglob("*.py")]
+    found = {"".join(match.groups()) for text in texts for command in COMMANDS for match in command.finditer(text)}
+    return sorted({" ".join(command.replace("\\\n", "").split()) for command in found})
+
+
+@pytest.mark.parametrize("command", commands(), ids=str)
+def test_commands_parse(command, monkeypatch):
+    """Up to where the program would start, having checked its arguments."""
+    for package in ("flax", "matplotlib", "orbax.checkpoint", "tqdm"):
+        pytest.importorskip(package)
+    program, *words = shlex.split(command.removeprefix("-m "))
+    module = import_module(program.removesuffix(".py").replace("/", "."))
+    if hasattr(module, "__path__"):
+        module = import_module(f"{module.__name__}.__main__")
+    monkeypatch.setattr("sys.argv", [program, *words])
+    if hasattr(module, "parse"):
+        module.parse()
+        return
+
+    class Parsed(Exception):
+        pass
+
+    def parse_and_stop(parser, given=None):
+        parse_args(parser, given)
+        raise Parsed
+
+    parse_args = argparse.ArgumentParser.parse_args
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+    with pytest.raises(Parsed):
+        if hasattr(module, "EXAMPLE"):
+            import_module("examples.common.app").main(module.EXAMPLE, words)
+        else:
+            module.main()
