@@ -1,6 +1,9 @@
 """Real processes over gloo agree with psum and with each other bit for bit, and never deadlock."""
 
+import contextlib
 import os
+import random
+import socket
 import subprocess
 import sys
 import time
@@ -8,19 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from examples.common.launch import free_ports
-
-FOLDER = Path(__file__).parent
+WORKER = Path(__file__).parent / "worker_process.py"
 TIMEOUT = 240  # a deadlock fails after this; the run takes seconds
 
 
+def free_port():
+    """One that no outgoing connection takes: systems give these ports above 32,000."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("localhost", port))
+            return port
+
+
 def run_workers(count, schemes):
-    address = f"localhost:{free_ports()}"
-    path = os.pathsep.join([str(FOLDER), str(FOLDER.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    address = f"localhost:{free_port()}"
     workers = [
         subprocess.Popen(
-            [sys.executable, str(FOLDER / "worker_process.py"), address, str(count), str(rank), *schemes],
-            env=os.environ | {"PYTHONPATH": path, "XLA_FLAGS": ""},  # one device a process
+            [sys.executable, str(WORKER), address, str(count), str(rank), *schemes],
+            env=os.environ | {"XLA_FLAGS": ""},  # one device a process
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
