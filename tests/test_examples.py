@@ -1,5 +1,6 @@
 """What all examples share: a small one is trained, stopped, resumed and refused."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ pytest.importorskip("tqdm")
 
 import example_runs
 import numpy as np
+import optax
 from counting import EXAMPLE
 from example_runs import refused, summary
 
@@ -99,6 +101,24 @@ def test_another_number_of_workers_goes_on_where_the_others_stopped(tmp_path, st
     before, after = losses(tmp_path)[:4], losses(tmp_path)[4:]
     assert before == straight[:4] and len(after) == 4
     assert np.allclose(after, straight[4:], rtol=0.3)  # other batches, but starting from the same parameters
+
+
+def test_a_run_that_diverges_ends_before_it_replaces_a_good_checkpoint(tmp_path, capsys):
+    error = refused(run(tmp_path, "--learning-rate", "1e37", "--checkpoint-every", "1"), capsys)
+    assert "the loss of step 2 is inf: check the data, or give a lower --learning-rate" in error
+    assert "checkpoints/1 is intact" in error
+    assert [path.name for path in (tmp_path / "zen" / "checkpoints").iterdir()] == ["1"]
+    assert len(losses(tmp_path)) == 1
+
+
+def test_parameters_that_are_not_finite_are_not_saved(tmp_path, capsys):
+    def poisoned(config, data):
+        return dataclasses.replace(EXAMPLE.task(config, data), optimizer=optax.scale(np.nan))
+
+    options = ["--out", str(tmp_path), "--sync", "dense", "--workers", "2", "--checkpoint-every", "1"]
+    error = refused(app.main(dataclasses.replace(EXAMPLE, task=poisoned), options), capsys)
+    assert "the parameters after step 1 are NaN or infinite" in error and "no checkpoint was saved" in error
+    assert not any((tmp_path / "dense" / "checkpoints").iterdir())
 
 
 @pytest.mark.parametrize(

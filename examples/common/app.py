@@ -2,9 +2,10 @@
 
 import argparse
 import dataclasses
+import math
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from examples.common import launch, metrics, prepared, progress, report
 from examples.common.checkpoint import Checkpoints
 from examples.common.config import ROW_SPARSE, Config, add_options
 from examples.common.errors import BadInput, errors_as_bad_input
-from examples.common.loop import Run, initial_state, train
+from examples.common.loop import Run, State, Step, initial_state, train
 from examples.common.rank import rank_from
 from examples.common.task import Task
 from examples.common.workers import Workers, find_workers
@@ -49,8 +50,8 @@ class Example:
 
 
 def main(example: Example, arguments: list[str]) -> int:
-    """Returns the exit code: 0; 2 for options, data or checkpoints that cannot be used; 1 if processes do not arrive;
-    143 if one was told to end.
+    """Returns the exit code: 0; 2 for options, data or checkpoints that cannot be used, or if training diverged; 1 if
+    processes do not arrive; 143 if one was told to end.
     """
     parser = _parser(example)
     options = parser.parse_args(arguments)
@@ -169,7 +170,8 @@ def _run(config: Config, workers: Workers, task: Task, scheme: str, checkpoints:
 
     is_main_process = jax.process_index() == 0
     before = list(run.steps)
-    steps = progress.watch(run, train(task, config, workers, run, state), config.steps, task, quiet=not is_main_process)
+    steps = _finite(train(task, config, workers, run, state), len(before) + 1, checkpoints)
+    steps = progress.watch(run, steps, config.steps, task, quiet=not is_main_process)
     steps = metrics.record(path, before, steps) if is_main_process else steps
     for done, (_, state) in enumerate(steps, len(before) + 1):
         preempted = checkpoints.reached_preemption(done)
@@ -181,6 +183,14 @@ def _run(config: Config, workers: Workers, task: Task, scheme: str, checkpoints:
     if len(run.steps) == config.steps:
         run.validation = task.validate(state.params)
     return run
+
+
+def _finite(steps: Iterable[tuple[Step, State]], first: int, checkpoints: Checkpoints) -> Iterator[tuple[Step, State]]:
+    """Passes `steps` through; raises BadInput at the first loss that is NaN or infinite, the same on all processes."""
+    for number, (step, state) in enumerate(steps, first):
+        if not math.isfinite(step.loss):
+            raise checkpoints.diverged(f"the loss of step {number} is {step.loss}")
+        yield step, state
 
 
 def _parser(example: Example) -> argparse.ArgumentParser:

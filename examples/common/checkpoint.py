@@ -17,6 +17,7 @@ import orbax.checkpoint as ocp
 
 import zen_jax as zen
 from examples.common.config import RESUMABLE, Config
+from examples.common.errors import BadInput
 from examples.common.loop import KINDS, State
 from examples.common.workers import REPLICATED, Workers
 
@@ -46,10 +47,21 @@ class Checkpoints:
         return self._manager.reached_preemption(steps)
 
     def save(self, steps: int, state: State) -> None:
-        """Saves the state after `steps` steps."""
+        """Saves the state after `steps` steps; raises BadInput if its parameters are not finite."""
+        # The loss of this step is that of the parameters before it.
+        if not all(np.isfinite(leaf.addressable_data(0)).all() for leaf in jax.tree.leaves(state.params)):
+            raise self.diverged(f"the parameters after step {steps} are NaN or infinite")
         about = {"workers": self._workers.count, **self._about}
         args = {"state": ocp.args.StandardSave(_named(state)), "about": ocp.args.JsonSave(about)}
         self._manager.save(steps, args=ocp.args.Composite(**args))
+
+    def diverged(self, what: str) -> BadInput:
+        """The error of a run whose training cannot go on; checkpoints saved before it are intact."""
+        last = self.last()
+        kept = (
+            "no checkpoint was saved before" if last is None else f"the checkpoint {self._folder / str(last)} is intact"
+        )
+        return BadInput(f"{what}: check the data, or give a lower --learning-rate and another --out ({kept})")
 
     def restore(self, fresh: State) -> State:
         """The state of the last checkpoint, laid out like `fresh`; raises ValueError if it does not match this run."""

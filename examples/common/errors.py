@@ -1,11 +1,14 @@
-"""User errors when starting an example, as distinct from errors during training."""
+"""Errors that the user can mend, as distinct from those of the program or its machines."""
 
 import contextlib
 from collections.abc import Iterator
 
 
 class BadInput(ValueError):
-    """Options, data or a checkpoint that cannot be used: starting again will not help. The message says why."""
+    """Options, data or a checkpoint that cannot be used: starting again will not help. The message says why.
+
+    A run whose training diverged is one, too: it would diverge again, bit for bit.
+    """
 
 
 @contextlib.contextmanager
