@@ -13,7 +13,7 @@ import jax
 
 import zen_jax as zen
 from examples.common import launch, metrics, prepared, progress, report
-from examples.common.checkpoint import Checkpoints
+from examples.common.checkpoint import Checkpoints, check_shared
 from examples.common.config import ROW_SPARSE, Config, add_options
 from examples.common.errors import BadInput, errors_as_bad_input
 from examples.common.loop import Run, State, Step, initial_state, train
@@ -105,6 +105,8 @@ def _set_up(example: Example, options: argparse.Namespace, *, alone: bool) -> tu
         raise BadInput(f"--sync {ROW_SPARSE}: a step of {example.name} reads whole tables, not rows of them")
     same = {name: value for name, value in dataclasses.asdict(config).items() if name not in _OWN}
     zen.check_agreement(**same, training_data=digest, params=task.params, synchronize=task.synchronize)
+    if jax.process_count() > 1 and (config.checkpoint_every or config.resume):
+        check_shared(config.out)  # else checkpoints would be incomplete, and resuming from them would hang
     return config, workers, task, digest
 
 

@@ -6,6 +6,7 @@ of the sparsifiers' states, so that what was still to be sent is sent, and with 
 
 import contextlib
 import dataclasses
+import secrets
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
 import zen_jax as zen
 from examples.common.config import RESUMABLE, Config
@@ -22,6 +24,23 @@ from examples.common.loop import KINDS, State
 from examples.common.workers import REPLICATED, Workers
 
 _KEPT = 2  # the last one, and the one before it
+
+
+def check_shared(folder: Path) -> None:
+    """Raises BadInput on every process unless all of them see what process 0 writes into `folder`."""
+    first, token = jax.process_index() == 0, np.uint32(secrets.randbits(32))
+    if first:
+        (folder / f"shared-{token}").touch()
+    mark = folder / f"shared-{multihost_utils.broadcast_one_to_all(token)}"
+    seen = multihost_utils.process_allgather(np.bool_(mark.exists())).reshape(-1)
+    if first:
+        mark.unlink()
+    if not seen.all():
+        blind = ", ".join(map(str, np.flatnonzero(~seen)))
+        raise BadInput(
+            f"--out {folder} is not a folder that all hosts share; processes that do not see what process 0 writes "
+            f"there: {blind}"
+        )
 
 
 class Checkpoints:
