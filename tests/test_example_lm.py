@@ -49,9 +49,15 @@ def test_text_without_names_is_tokenised_and_its_tail_held_out(tmp_path):
 
 def test_rare_words_become_unknown(tmp_path):
     (tmp_path / "train.txt").write_text("a a a b b c")
-    corpus = text.load_corpus(tmp_path, 4)
+    corpus = text.load_corpus(tmp_path / "train.txt", 4)
     assert corpus.words == ["<eos>", "<unk>", "a", "b"]
     assert corpus.train.tolist() == [2, 2, 2, 3, 3, 1, 0]
+
+
+def test_programs_called_train_are_text_like_any_other(tmp_path):
+    (tmp_path / "train.py").write_text("import this\n" * 50)
+    (tmp_path / "a.md").write_text("One fish.\n" * 50)
+    assert len(text.load_corpus(tmp_path, 100).train) == 48 * (3 + 4)
 
 
 def test_windows_follow_each_other_and_start_again():
@@ -76,10 +82,12 @@ def test_a_process_builds_the_rows_of_its_own_workers_alone(books):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("train.txt", b"caf\xe9", "not UTF-8"),
-        ("train.txt.gz", b"no gzip", "cannot read"),
-        ("train.txt", b"", "no words"),
-        ("train.txt", b"too short", "need"),
+        ("book.txt", b"caf\xe9", "not UTF-8"),
+        ("book.txt.gz", b"no gzip", "cannot read"),
+        ("book.txt", b"", "no words"),
+        ("book.txt", b"too short", "need"),
+        ("train.txt.gz", b"", "has train.txt.gz, but no file named valid*: add one, or rename train.txt.gz"),
+        ("valid.md", b"", "has valid.md, but no file named train*"),
         ("image.png", b"", "holds no text files"),
     ],
 )

@@ -39,13 +39,20 @@ class Corpus:
 def load_corpus(data: Path | None, max_words: int) -> Corpus:
     """Reads `data` (a file, a directory, or None for the standard library) and numbers its words.
 
-    Files named train* and valid* are used as such and split at white space, one <eos> per line. Any other text is
-    split into words, numbers and punctuation, and the last lines of every file are held out for validation.
+    Files named train* and valid*, except programs, are used as such and split at white space, one <eos> per line; a
+    directory has both or neither. Any other text is split into words, numbers and punctuation, and the last lines of
+    every file are held out for validation.
     """
     source, files = _find_files(data)
-    named = {kind: [f for f in files if f.name.startswith(kind)] for kind in ("train", "valid")}
-    if named["train"]:
-        parts = [[list(_lines(read(f), str.split)) for f in named[kind]] for kind in ("train", "valid")]
+    train_files, valid_files = ([f for f in files if _is_named(f, kind)] for kind in ("train", "valid"))
+    if data and data.is_dir() and bool(train_files) != bool(valid_files):
+        there, missing = (train_files[0].name, "valid*") if train_files else (valid_files[0].name, "train*")
+        raise DataError(
+            f"{data} has {there}, but no file named {missing}: add one, or rename {there} to have the last lines of "
+            "every file held out"
+        )
+    if train_files:
+        parts = [[list(_lines(read(f), str.split)) for f in part] for part in (train_files, valid_files)]
         if not parts[1]:
             parts = _hold_out(parts[0])
     else:
@@ -108,6 +115,10 @@ def _text_files(root: Path) -> list[Path]:
         return sorted(filter(wanted, root.rglob("*")), key=lambda path: path.relative_to(root).as_posix())
     except OSError as error:
         raise DataError(f"cannot list {root}: {error.strerror}") from error
+
+
+def _is_named(path: Path, kind: str) -> bool:
+    return path.name.startswith(kind) and not path.name.removesuffix(".gz").endswith(".py")
 
 
 def read(path: Path, errors: str = "strict") -> str:
