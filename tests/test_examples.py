@@ -17,7 +17,8 @@ from counting import EXAMPLE
 from example_runs import refused, summary
 
 import zen_jax as zen
-from examples.common import app
+from examples.common import app, metrics
+from examples.common.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[1]
 
@@ -93,6 +94,16 @@ def test_a_resumed_run_is_bitwise_the_one_that_was_never_stopped(tmp_path, strai
 def test_resuming_before_the_first_checkpoint_starts_at_the_beginning(tmp_path, straight):
     assert run(tmp_path, "--resume") == 0
     assert losses(tmp_path) == straight
+
+
+def test_the_metrics_of_a_step_are_on_disk_before_its_checkpoint(tmp_path, monkeypatch):
+    on_disk, saved = [], []
+    monkeypatch.setattr(metrics.os, "fsync", lambda file: on_disk.append(len(losses(tmp_path))))
+    monkeypatch.setattr(Checkpoints, "save", lambda self, steps, state: saved.append((steps, on_disk[-1])))
+    (tmp_path / "zen").mkdir()
+    (tmp_path / "zen" / "metrics.jsonl").touch()
+    assert run(tmp_path, "--steps", "4", "--checkpoint-every", "2") == 0
+    assert saved == [(2, 2), (4, 4)]
 
 
 def test_another_number_of_workers_goes_on_where_the_others_stopped(tmp_path, straight):

@@ -178,6 +178,8 @@ def _run(config: Config, workers: Workers, task: Task, scheme: str, checkpoints:
     for done, (_, state) in enumerate(steps, len(before) + 1):
         preempted = checkpoints.reached_preemption(done)
         if preempted or (config.checkpoint_every and done % config.checkpoint_every == 0):
+            if is_main_process:
+                metrics.secure(path)
             checkpoints.save(done, state)
         if preempted:
             break

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -27,12 +28,19 @@ def record(path: Path, before: list[Step], steps: Iterable[tuple[Step, State]]) 
     # Whenever this run is stopped, no line of those before is lost.
     kept = path.with_suffix(".kept")
     kept.write_text("".join(itertools.starmap(_line, enumerate(before))))
+    secure(kept)
     kept.replace(path)
     with path.open("a") as lines:
         for number, (step, state) in enumerate(steps, len(before)):
             lines.write(_line(number, step))
             lines.flush()
             yield step, state
+
+
+def secure(path: Path) -> None:
+    """Has all that was recorded survive a loss of power. A checkpoint saved later finds the lines of its steps."""
+    with path.open("a") as lines:
+        os.fsync(lines.fileno())
 
 
 def _line(number: int, step: Step) -> str:
