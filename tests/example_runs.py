@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orbax.checkpoint as ocp
 
 
 def books(folder: Path) -> Path:
@@ -30,6 +31,23 @@ def losses(log: Path) -> list[float]:
 def summary(out: Path) -> dict[str, dict[str, Any]]:
     """The row of each run, by its --sync."""
     return {row["sync"]: row for row in json.loads((out / "summary.json").read_text())["runs"]}
+
+
+def saved_arrays(run: Path, step: int) -> dict[str, np.ndarray]:
+    """The arrays of a run's checkpoint, whichever processes wrote it, by their paths in the state."""
+    handlers = {"state": ocp.StandardCheckpointHandler()}
+    with ocp.CheckpointManager((run / "checkpoints").absolute(), item_handlers=handlers) as manager:
+        arrays = manager.item_metadata(step)["state"].items()
+        wanted = {name: np.empty(array.shape, array.dtype) for name, array in arrays}
+        return manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted)))["state"]
+
+
+def assert_same_arrays(run: Path, other: Path, step: int) -> None:
+    """Two runs saved the same bits at a step."""
+    arrays, expected = (saved_arrays(folder, step) for folder in (run, other))
+    assert arrays.keys() == expected.keys()
+    for name, array in arrays.items():
+        assert array.dtype == expected[name].dtype and array.tobytes() == expected[name].tobytes(), name
 
 
 def refused(code: int, capsys) -> str:

@@ -11,10 +11,11 @@ pytest.importorskip("orbax.checkpoint")
 pytest.importorskip("tqdm")
 
 import example_runs
+import jax
 import numpy as np
 import optax
 from counting import EXAMPLE
-from example_runs import refused, summary
+from example_runs import assert_same_arrays, refused, saved_arrays, summary
 
 import zen_jax as zen
 from examples.common import app, metrics
@@ -27,10 +28,10 @@ pytestmark = pytest.mark.promoting  # Orbax promotes dtypes
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """An uninterrupted run of 8 steps."""
+    """An uninterrupted run of 8 steps, which saves its end."""
     out = tmp_path_factory.mktemp("straight")
-    assert run(out, "--steps", "8") == 0
-    return losses(out)
+    assert run(out, "--steps", "8", "--checkpoint-every", "8") == 0
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def losses(out: Path, sync: str = "zen") -> list[float]:
 
 def test_a_planned_run_says_its_plan_and_changes_no_bit(tmp_path, straight, capsys):
     assert run(tmp_path, "--steps", "8", "--sync", "planned") == 0
-    assert losses(tmp_path, "planned") == straight
+    assert losses(tmp_path, "planned") == losses(straight)
     assert "plan for 4 workers" in capsys.readouterr().out
 
 
@@ -86,14 +87,15 @@ def test_three_processes_over_gloo_train_as_three_emulated_workers(tmp_path, mon
 
 def test_a_resumed_run_is_bitwise_the_one_that_was_never_stopped(tmp_path, straight):
     assert run(tmp_path, "--steps", "7", "--checkpoint-every", "3") == 0  # its seventh step is lost
-    assert run(tmp_path, "--steps", "8", "--checkpoint-every", "3", "--resume") == 0
-    assert losses(tmp_path) == straight
+    assert run(tmp_path, "--steps", "8", "--checkpoint-every", "4", "--resume") == 0
+    assert losses(tmp_path) == losses(straight)
+    assert_same_arrays(tmp_path / "zen", straight / "zen", 8)
     assert summary(tmp_path)["zen"]["steps"] == 8
 
 
 def test_resuming_before_the_first_checkpoint_starts_at_the_beginning(tmp_path, straight):
     assert run(tmp_path, "--resume") == 0
-    assert losses(tmp_path) == straight
+    assert losses(tmp_path) == losses(straight)
 
 
 def test_the_metrics_of_a_step_are_on_disk_before_its_checkpoint(tmp_path, monkeypatch):
@@ -106,12 +108,28 @@ def test_the_metrics_of_a_step_are_on_disk_before_its_checkpoint(tmp_path, monke
     assert saved == [(2, 2), (4, 4)]
 
 
-def test_another_number_of_workers_goes_on_where_the_others_stopped(tmp_path, straight):
+def test_another_number_of_workers_goes_on_where_the_others_stopped(tmp_path, straight, monkeypatch):
+    restored, restore = None, Checkpoints.restore
+
+    def spy(self, fresh):
+        nonlocal restored
+        state = restore(self, fresh)
+        restored = jax.tree.map(np.array, state)  # training donates it
+        return state
+
+    monkeypatch.setattr(Checkpoints, "restore", spy)
     assert run(tmp_path, "--steps", "4", "--checkpoint-every", "4") == 0
     assert run(tmp_path, "--steps", "8", "--workers", "2", "--resume") == 0
     before, after = losses(tmp_path)[:4], losses(tmp_path)[4:]
-    assert before == straight[:4] and len(after) == 4
-    assert np.allclose(after, straight[4:], rtol=0.3)  # other batches, but starting from the same parameters
+    assert before == losses(straight)[:4] and len(after) == 4
+    assert np.allclose(after, losses(straight)[4:], rtol=0.3)  # other batches, but starting from the same parameters
+
+    four, residual = saved_arrays(tmp_path / "zen", 4), ".sparsifier.residual['table']"
+    two = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(restored)}
+    assert four[residual].any()
+    assert np.array_equal(two[residual], [four[residual].mean(axis=0)] * 2)  # what a mean over workers sends is kept
+    for name, leaf in two.items():
+        assert name.startswith((".sparsifier", ".carry")) or np.array_equal(leaf, four[name]), name
 
 
 def test_a_run_that_diverges_ends_before_it_replaces_a_good_checkpoint(tmp_path, capsys):

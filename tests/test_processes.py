@@ -15,6 +15,7 @@ pytest.importorskip("orbax.checkpoint")
 pytest.importorskip("tqdm")
 
 import kills
+from example_runs import assert_same_arrays
 
 from examples.common import launch
 from examples.common.errors import BadInput
@@ -172,6 +173,7 @@ def test_a_run_that_was_killed_and_stuck_ends_with_the_losses_of_one_that_was_no
             assert kills.kill(run, victim, how) < 60
     resumed, straight = (kills.finish(tmp_path / name, 3, *options) for name in ("killed", "straight"))
     assert resumed == straight and len(straight) == 8
+    assert_same_arrays(tmp_path / "killed" / "zen", tmp_path / "straight" / "zen", 8)
 
 
 @pytest.mark.multiprocess
