@@ -28,11 +28,12 @@ def books(tmp_path_factory):
 
 
 def test_zen_gives_the_losses_of_a_dense_run_and_moves_fewer_bytes(books, tmp_path, capsys):
-    assert app.main(EXAMPLE, ["--data", str(books), "--out", str(tmp_path), *TINY]) == 0
+    assert app.main(EXAMPLE, ["--data", str(books), "--out", str(tmp_path), *TINY, "--sync", "zen,dense_ordered,dense,row_sparse"]) == 0
     rows = summary(tmp_path)
     assert rows["zen"]["bytes_ratio"] < 1 / 8 and rows["zen"]["imbalance_push"] >= 1
     assert rows["dense_ordered"]["steps_bitwise_equal"] == 8
     assert rows["dense"]["max_relative_loss_difference"] < 1e-4
+    assert rows["row_sparse"]["max_relative_loss_difference"] < 1e-4
     of_steps = losses(tmp_path / "zen" / "metrics.jsonl")
     assert len(of_steps) == 8 and of_steps[7] < of_steps[0]
     assert (tmp_path / "curves.png").stat().st_size > 1000

@@ -32,10 +32,11 @@ def tatoeba(tmp_path):
 
 
 def test_zen_gives_the_losses_of_a_dense_run_and_moves_fewer_bytes(tmp_path, capsys):
-    assert app.main(EXAMPLE, ["--out", str(tmp_path), *TINY, "--sync", "zen,dense_ordered"]) == 0
+    assert app.main(EXAMPLE, ["--out", str(tmp_path), *TINY, "--sync", "zen,dense_ordered,row_sparse"]) == 0
     rows = summary(tmp_path)
     assert rows["zen"]["bytes_ratio"] < 1 / 8
     assert rows["dense_ordered"]["steps_bitwise_equal"] == 8
+    assert rows["row_sparse"]["max_relative_loss_difference"] < 1e-4
     of_steps = losses(tmp_path / "zen" / "metrics.jsonl")
     assert np.mean(of_steps[-2:]) < np.mean(of_steps[:2])
     assert 1 < rows["zen"]["validation"] < 4100
