@@ -28,7 +28,13 @@ def books(tmp_path_factory):
 
 
 def test_zen_gives_the_losses_of_a_dense_run_and_moves_fewer_bytes(books, tmp_path, capsys):
-    assert app.main(EXAMPLE, ["--data", str(books), "--out", str(tmp_path), *TINY, "--sync", "zen,dense_ordered,dense,row_sparse"]) == 0
+    assert (
+        app.main(
+            EXAMPLE,
+            ["--data", str(books), "--out", str(tmp_path), *TINY, "--sync", "zen,dense_ordered,dense,row_sparse"],
+        )
+        == 0
+    )
     rows = summary(tmp_path)
     assert rows["zen"]["bytes_ratio"] < 1 / 8 and rows["zen"]["imbalance_push"] >= 1
     assert rows["dense_ordered"]["steps_bitwise_equal"] == 8

@@ -60,11 +60,17 @@ def test_lists_give_the_losses_of_arrays(books, trained, listed, tmp_path):
     assert losses(tmp_path / "zen" / "metrics.jsonl") == losses(trained / "zen" / "metrics.jsonl")
 
 
-def test_a_warm_up_sends_more_at_first(books, tmp_path):
-    options = ["--data", str(books), "--out", str(tmp_path), *TINY, "--sync", "zen", "--warmup", "6"]
-    assert app.main(EXAMPLE, options) == 0
-    moved = [step["info"]["bytes_pushed"] for step in metrics(tmp_path / "zen" / "metrics.jsonl")]
+def test_a_warm_up_sends_more_at_first_and_training_goes_on_with_lists(books, listed, tmp_path):
+    options = ["--data", str(books), "--out", str(tmp_path), *TINY, "--sync", "zen"]
+    assert app.main(EXAMPLE, [*options, "--warmup", "6", "--checkpoint-every", "6"]) == 0
+    of_steps = metrics(tmp_path / "zen" / "metrics.jsonl")
+    moved = [step["info"]["bytes_pushed"] for step in of_steps]
     assert moved[0] > 2 * moved[-1] and moved == sorted(moved, reverse=True)
+
+    listed.reset_mock()
+    assert app.main(EXAMPLE, [*options, "--compact", "--resume"]) == 0
+    assert listed.called
+    assert losses(tmp_path / "zen" / "metrics.jsonl") == [step["loss"] for step in of_steps]
 
 
 def test_without_compression_it_learns_too(books, tmp_path, capsys):

@@ -49,8 +49,8 @@ class Config:
     resume: bool = option(False, "continue from the last checkpoint in --out, if there is one")
 
 
-RESUMABLE = ("data", "sync", "workers", "machines", "steps", "out", "checkpoint_every", "resume")
-"""Options that may differ when a run is resumed."""
+RESUMABLE = ("data", "sync", "workers", "machines", "steps", "out", "checkpoint_every", "resume", "warmup", "compact")
+"""Options that may differ when a run is resumed, those of single examples too."""
 
 
 def add_options(parser: argparse.ArgumentParser, config: type[Config]) -> None:

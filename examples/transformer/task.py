@@ -29,7 +29,10 @@ def compressed_language_modelling(config: Config, corpus: text.Corpus) -> Task:
     if config.density > 1:
         raise ValueError(f"--density {config.density} must be at most 1")
     if config.compact and config.warmup:
-        raise ValueError(f"--compact has room only for --density; leave it out with --warmup {config.warmup}")
+        raise ValueError(
+            f"--compact has room only for --density; leave it out with --warmup {config.warmup}, and add it when you "
+            "resume after that"
+        )
     vocab = len(corpus.words)
     streams = text.streams(corpus.train, config.workers, config.batch, config.length)
     model = Transformer(vocab, config.length, config.layers, config.dim, config.heads, rngs=nnx.Rngs(config.seed))
