@@ -69,8 +69,9 @@ def _read(path: Path) -> Dataset:
     try:
         with path.open("rb") as file, np.load(file) as data:
             names, cardinality = data["field_names"], data["cardinality"].astype(np.int64)
-            split, labels = data["split"], data["label"].astype(np.float32)
-            fields = [data[f"f_{name}"].astype(np.int64) for name in names]
+            split, labels = data["split"], data["label"]
+            _check("label", labels, (labels == 0) | (labels == 1), "0 or 1")
+            fields = [_whole(f"f_{name}", data[f"f_{name}"]) for name in names]
     except OSError as error:
         raise DataError(f"{expected}, which cannot be read: {error.strerror or error}") from error
     except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -81,6 +82,20 @@ def _read(path: Path) -> Dataset:
         if field.size and not 0 <= field.min() <= field.max() < values:
             found = f"they range from {field.min()} to {field.max()}"
             raise DataError(f"{expected}, with ids of f_{name} from 0 to {values - 1}, but {found}")
+    labels = labels.astype(np.float32)
     rows = (np.stack(fields, axis=1) + np.cumsum(cardinality) - cardinality).astype(np.int32)
     train, valid = (Examples(rows[split == part], labels[split == part]) for part in (_TRAIN, _VALID))
     return Dataset(str(path.parent), int(cardinality.sum()), train, valid)
+
+
+def _whole(name: str, ids: np.ndarray) -> np.ndarray:
+    """The ids as int64."""
+    if ids.dtype.kind == "f":
+        _check(name, ids, np.isfinite(ids) & (np.trunc(ids) == ids), "an integer")
+    return ids.astype(np.int64)
+
+
+def _check(name: str, array: np.ndarray, valid: np.ndarray, wanted: str) -> None:
+    if not valid.all():
+        first = int(valid.argmin())
+        raise ValueError(f"{name}[{first}] is {array.flat[first]}, not {wanted}")
