@@ -35,7 +35,8 @@ from examples.common.rank import Rank
 
 watch.ARRIVAL = {arrival}
 time.sleep({delay})
-with watch.Watch(Rank(sys.argv[-5], int(sys.argv[-3]), int(sys.argv[-1])), {timeout}):
+with watch.Watch(Rank(sys.argv[-5], int(sys.argv[-3]), int(sys.argv[-1])), {timeout}) as watching:
+    batch = watching.guard(time.sleep)
     {deed}
 """
 
@@ -72,12 +73,13 @@ def watched(deeds: list[str], ranks: list[tuple[int, int]], arrival: float = 20,
     [
         (KILL, 1, "was killed: its connection closed without a word"),
         (STOP, 1, f"is stuck: nothing heard from it for {TIMEOUT} s"),
+        ("batch(60)", 1, f"is stuck: the others have waited for its input for {TIMEOUT} s"),
         (r"raise BadInput('two\nlines')", 2, "failed: two\nlines"),
         ("raise RuntimeError('out of paper')", 1, "failed: RuntimeError: out of paper"),
     ],
 )
 def test_one_process_ends_the_others_and_they_name_it(deed, code, message, victim):
-    deeds = ["time.sleep(60)"] * 3
+    deeds = ["batch(0); time.sleep(60)"] * 3
     deeds[victim] = deed
     ends = watched(deeds, [(3, index) for index in range(3)])
     if deed == KILL:
@@ -97,6 +99,13 @@ def test_an_abort_by_jax_comes_second():
 def test_processes_that_come_late_and_end_at_different_times_end_well():
     deeds = ["pass", "time.sleep(0.5)", f"time.sleep({1.5 * TIMEOUT})"]
     assert watched(deeds, [(3, index) for index in range(3)], late=1.5 * TIMEOUT) == [(0, "")] * 3
+
+
+@pytest.mark.multiprocess
+def test_processes_that_take_their_time_together_or_outside_their_input_end_well():
+    together, apart = f"batch({2 * TIMEOUT}); ", f"time.sleep({2 * TIMEOUT}); "
+    deeds = [together + "batch(0); batch(0)", together + apart + "batch(0)", f"batch({2.5 * TIMEOUT})"]
+    assert watched(deeds, [(3, index) for index in range(3)]) == [(0, "")] * 3
 
 
 @pytest.mark.multiprocess
@@ -174,6 +183,15 @@ def test_a_run_that_was_killed_and_stuck_ends_with_the_losses_of_one_that_was_no
     resumed, straight = (kills.finish(tmp_path / name, 3, *options) for name in ("killed", "straight"))
     assert resumed == straight and len(straight) == 8
     assert_same_arrays(tmp_path / "killed" / "zen", tmp_path / "straight" / "zen", 8)
+
+
+@pytest.mark.multiprocess
+def test_a_process_whose_input_hangs_ends_all_and_is_named(tmp_path):
+    with kills.Run(tmp_path, 2, "--steps", "100000", "--timeout", "10") as run:
+        run.wait_for(1)
+        (tmp_path / "hold-1").touch()
+        for code, errors in run.ends().values():
+            assert code == 1 and "process 1 of 2 is stuck: the others have waited for its input" in errors, errors
 
 
 @pytest.mark.multiprocess

@@ -76,9 +76,10 @@ def main(example: Example, arguments: list[str]) -> int:
         with errors_as_bad_input():
             rank = rank_from(options.coordinator, options.num_processes, options.process_id)
             options.out.mkdir(parents=True, exist_ok=True)
-        with launch.joined(rank, options.timeout):
+        with launch.joined(rank, options.timeout) as guard:
             with errors_as_bad_input():
                 config, workers, task, digest = _set_up(example, options, alone=rank is None)
+                task = dataclasses.replace(task, batch=guard(task.batch))
                 checkpoints = {scheme: _open(config, workers, digest, scheme) for scheme in config.sync}
             return 0 if _compare(config, workers, task, checkpoints) else TERMINATED
     except (BadInput, TimeoutError) as error:
@@ -235,6 +236,7 @@ def _parser(example: Example) -> argparse.ArgumentParser:
         type=at_least(1),
         default=60,
         metavar="SECONDS",
-        help="seconds of silence after which a process counts as stuck and all end (default: 60)",
+        help="seconds of silence, or of waiting for its input, after which a process counts as stuck and all end "
+        "(default: 60)",
     )
     return parser

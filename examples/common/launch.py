@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -24,28 +24,29 @@ _JAX_PATIENCE = 2  # timeouts until JAX ends a process whose peer is dead, unles
 
 
 @contextlib.contextmanager
-def joined(rank: Rank | None, timeout: int) -> Iterator[None]:
+def joined(rank: Rank | None, timeout: int) -> Iterator[Callable[[Callable], Callable]]:
     """Inside, this process is connected to the others; nothing happens if it runs alone.
 
-    If a process is killed, is stuck for `timeout` seconds, or leaves by an exception, all end and say why.
+    If a process is killed, is stuck for `timeout` seconds, or leaves by an exception, all end and say why. Yields
+    `Watch.guard`, for a function that may hang in one of them.
     """
     if rank is None and not launcher_knows():
-        yield
+        yield lambda fun: fun
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     seconds = _JAX_PATIENCE * timeout
     limits = {"heartbeat_timeout_seconds": seconds, "shutdown_timeout_seconds": seconds}
     if rank is None:
         jax.distributed.initialize(**limits)
-        yield
+        yield lambda fun: fun
         return
-    with Watch(rank, timeout):
+    with Watch(rank, timeout) as watch:
         # JAX asks a launcher only for the processes on this host, which share its devices.
         detection = None if launcher_knows() else "deactivate"
         jax.distributed.initialize(
             rank.coordinator, rank.count, rank.index, cluster_detection_method=detection, **limits
         )
-        yield
+        yield watch.guard
 
 
 def start(command: list[str], count: int) -> int:

@@ -2,8 +2,10 @@
 
 Every process keeps a TCP connection to process 0, at the port after the coordinator's, and sends a heartbeat over it a
 few times per timeout. A connection that closes without a farewell means that its process was killed, one that is silent
-for the timeout that its process is stuck. Process 0 tells the others. JAX's own heartbeats would end them too, but by
-abort() and not always naming the process; they wait longer, and remain for what this watch cannot see.
+for the timeout that its process is stuck. Heartbeats also say how many guarded calls, such as those for its input, a
+process has entered and left: one still in a call that another left a timeout ago is stuck, too. Process 0 tells the
+others. JAX's own heartbeats would end them too, but by abort() and not always naming the process; they wait longer, and
+remain for what this watch cannot see.
 """
 
 import contextlib
@@ -19,6 +21,8 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 from examples.common.errors import BadInput
 from examples.common.rank import Rank
@@ -74,6 +78,8 @@ class Watch:
         self._peers: list[_Peer] = []
         self._complete = threading.Event()
         self._ending = threading.Lock()
+        self._crossings = 0  # into guarded calls and out of them: odd inside
+        self._reached: dict[int, tuple[int, float]] = {}  # the crossings of each process, and since when
 
     def __enter__(self) -> "Watch":
         _slow_abort()
@@ -102,6 +108,18 @@ class Watch:
         traceback.print_exception(error)
         self._fail(_FAILED, f"{kind.__name__}: {error}")
 
+    def guard(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `fun`, for every process to call equally often; one that hangs in it while others wait is stuck."""
+
+        def guarded(*args: Any) -> Any:
+            self._crossings += 1
+            try:
+                return fun(*args)
+            finally:
+                self._crossings += 1
+
+        return guarded
+
     def _watch(self) -> None:
         interval, next_beat = self._timeout / _BEATS, 0.0
         with selectors.DefaultSelector() as selector:
@@ -114,8 +132,11 @@ class Watch:
                 now = time.monotonic()
                 if now >= next_beat:
                     next_beat = now + interval
+                    self._note(self._rank.index, self._crossings)
+                    if self._rank.index == 0:
+                        self._check_guarded()
                     for key in selector.get_map().values():
-                        key.data.send("beat")
+                        key.data.send("beat", self._crossings)
                         if now - key.data.heard > self._timeout:
                             self._end(
                                 _FAILED,
@@ -136,10 +157,25 @@ class Watch:
         for word, *rest in messages:
             if word == "complete":
                 self._complete.set()
+            if word == "beat":
+                self._note(peer.index, *rest)
             peer.done = peer.done or word == "done"
             if word == "over":
                 self._end(*rest)
         return True
+
+    def _note(self, index: int, crossings: int) -> None:
+        if self._reached.get(index, (None, 0.0))[0] != crossings:
+            self._reached[index] = crossings, time.monotonic()
+
+    def _check_guarded(self) -> None:
+        """Ends all processes if one is in a guarded call that another has left, both for the timeout."""
+        past = time.monotonic() - self._timeout
+        resting = {index: crossings for index, (crossings, since) in self._reached.items() if since < past}
+        for index, crossings in resting.items():
+            if crossings % 2 and crossings < max(resting.values()):
+                why = f"the others have waited for its input for {self._timeout:g} s"
+                self._end(_FAILED, f"{self._rank.name(index)} is stuck: {why}")
 
     def _fail(self, code: int, text: str) -> None:
         """Ends all processes because of what happened in this one."""
