@@ -211,6 +211,21 @@ def test_masked():
     assert set(optax.tree.get(state, "info")) == {"embed/table", "(fused)"}
 
 
+def test_specs_of_a_state_from_those_of_the_parameters():
+    """`optax.tree_map_params` calls `init` with a node of its own, without leaves."""
+    labels = jax.tree.map(lambda p: f"like {p.shape}", PARAMS)
+    optimizer = optax.chain(zen.dgc(0.1), zen.synchronize(harness.AXIS, dense_below=200), optax.adam(1.0))
+    state = optimizer.init(PARAMS)
+    specs = optax.tree_map_params(
+        optimizer, lambda _, label: label, state, labels, transform_non_params=lambda _: "all"
+    )
+    for name in ("velocity", "residual", "mu", "nu"):
+        assert optax.tree.get(specs, name) == labels
+    assert optax.tree.get(specs, "info") == "all"
+    assert jax.tree.structure(specs).num_leaves == 4 * len(jax.tree.leaves(PARAMS)) + 3  # two counts and info
+    assert zen.synchronize(harness.AXIS).init({"a": None, "b": optax.MaskedNode()}).info == {}
+
+
 def test_partition_of_leaves():
     """optax.partition: sparse leaves by zen, the others dense."""
     labels = {"embed": "sparse", "out": "dense", "scale": "dense", "empty": "dense"}

@@ -24,7 +24,7 @@ class DgcState(NamedTuple):
 
     count: Array  # int32 [], steps taken
     velocity: PyTree  # momentum of every leaf, of the gradients' shapes
-    residual: PyTree  # velocities not sent yet; None for leaves that are sent dense
+    residual: PyTree  # velocities not sent yet; zeros for leaves that are sent dense
 
 
 def dgc(
@@ -96,9 +96,7 @@ def dgc(
     _check(momentum, clip_norm, axis_name)
 
     def init(params: PyTree) -> DgcState:
-        velocity = feedback.zeros(params)
-        residual = jax.tree.map(lambda leaf: jnp.zeros_like(leaf) if leaf.ndim > 1 else None, velocity)
-        return DgcState(jnp.zeros((), jnp.int32), velocity, residual)
+        return DgcState(jnp.zeros((), jnp.int32), feedback.zeros(params), feedback.zeros(params))
 
     def update(updates: PyTree, state: DgcState, params: PyTree = None, **_) -> tuple[PyTree, DgcState]:
         del params
@@ -107,15 +105,15 @@ def dgc(
         factor = None if clip_norm is None else _clip_factor(updates, clip_norm, axis_name, model_axis)
 
         def leaf(
-            _: str, update: Array, velocity: Array, residual: Array | None
-        ) -> tuple[Array | SparseGradient, Array, Array | None]:
+            _: str, update: Array, velocity: Array, residual: Array
+        ) -> tuple[Array | SparseGradient, Array, Array]:
             scale = None if factor is None else factor.astype(velocity.dtype)
-            if residual is None:
+            if update.ndim < 2:
                 gradient = update.astype(velocity.dtype)
                 gradient = gradient if scale is None else gradient * scale
                 velocity = velocity.dtype.type(momentum) * velocity + gradient
                 sent = clamped(velocity, update.dtype).astype(update.dtype)
-                return sent, jnp.where(jnp.isfinite(velocity), velocity, jnp.zeros_like(velocity)), None
+                return sent, jnp.where(jnp.isfinite(velocity), velocity, jnp.zeros_like(velocity)), residual
             if not update.size:
                 return update, velocity, residual
             sent, residual, velocity = feedback.send(

@@ -28,7 +28,8 @@ class SynchronizeState(NamedTuple):
     """State of `synchronize`: what the last step did. `optax.tree.get(state, "info")` finds it in a chain.
 
     `info` maps a leaf's name ("embed/embedding") to its `Info`; leaves under `dense_below`, which are fused into dense
-    buckets unless a plan says otherwise, share the name "(fused)". `zen_jax.total(info)` adds them up.
+    buckets unless a plan says otherwise, share the name "(fused)". `zen_jax.total(info)` adds them up. To
+    `optax.tree_map_params`, all of `info` is a single leaf.
     """
 
     info: dict[str, Info]
@@ -110,6 +111,8 @@ def synchronize(
     def init(params: PyTree) -> SynchronizeState:
         named = named_leaves(params)
         check(named, n=None)
+        if not named and _is_placeholder(params):
+            return SynchronizeState(jnp.zeros(()))  # one leaf, as a prefix of all of `info`
         return SynchronizeState({name: make_info() for name in info_names(named)})
 
     def unplanned(named: list[tuple[str, Leaf]], names: Collection[str]) -> dict[str, _Unplanned]:
@@ -158,6 +161,12 @@ def synchronize(
         return jax.tree.unflatten(treedef, [reduced[name] for name, _ in named]), SynchronizeState(info)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _is_placeholder(params: PyTree) -> bool:
+    """Whether params without leaves are what `optax.tree_map_params` passes in their place: a childless custom node."""
+    single = jax.tree.structure(params).num_nodes == 1
+    return single and params is not None and not isinstance(params, Collection)
 
 
 class _Unplanned(NamedTuple):
