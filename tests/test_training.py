@@ -98,14 +98,21 @@ def test_keyword_arguments_are_not_split():
     assert_close(actual, jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS, scale=3.0))
 
 
-def test_keyword_arguments_that_are_no_arrays_stay_what_they_are():
-    def loss_of_mode(params, tokens, targets, *, train, mode, dtype):
+def test_arguments_that_are_no_arrays_stay_what_they_are():
+    def loss_of_mode(params, tokens, targets, activation, double, *, train, mode, dtype):
         assert dtype is jnp.float32
-        return loss(params, tokens, targets, 2.0 if train and mode == "double" else 1.0)
+        assert activation is jnp.tanh
+        return loss(params, tokens, targets, 2.0 if double and train and mode == "double" else 1.0)
 
     step = zen.value_and_grad(loss_of_mode, mesh=mesh_of())
-    actual = jax.jit(lambda *args: step(*args, train=True, mode="double", dtype=jnp.float32))(PARAMS, TOKENS, TARGETS)
+    others = {"train": True, "mode": "double", "dtype": jnp.float32}
+    actual = jax.jit(lambda *args: step(*args, jnp.tanh, True, **others))(PARAMS, TOKENS, TARGETS)
     assert_close(actual, jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS, scale=2.0))
+
+
+def test_constant_loss():
+    value, gradient = zen.value_and_grad(lambda w, x: 2.0, mesh=mesh_of())(jnp.ones(3), TOKENS)
+    assert (float(value), gradient.tolist()) == (2.0, [0.0] * 3)
 
 
 def test_info():

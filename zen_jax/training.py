@@ -42,7 +42,7 @@ def value_and_grad(
 
     The returned function takes the arguments of `fun` and works inside and outside jit. Arguments in `argnums` and all
     keyword arguments are the same for every worker; the other positional arguments are batches, whose arrays are
-    split along their first axis (scalars are not split). Keyword arguments that are not arrays reach `fun` unchanged.
+    split along their first axis (scalars are not split). What is not an array reaches `fun` unchanged.
 
     Args:
       fun: the loss of one worker's share of the batch; a scalar, or (scalar, aux) with `has_aux`.
@@ -102,21 +102,16 @@ def value_and_grad(
     explicit = {axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit}
     placed = PartitionSpec(tuple(axis for axis in _axis.axis_names(axes) if axis in explicit))  # XLA places the rest
 
-    def spec_of(position: int, count: int) -> Callable[[Any], PartitionSpec]:
-        if {position, position - count} & set(differentiated):
-            return lambda leaf: replicated
-
-        def batch_spec(leaf: Any) -> PartitionSpec:
-            shape = jnp.shape(leaf)
-            if shape and shape[0] % n:
-                raise ValueError(
-                    f"argument {position} of {fun} has a batch of {shape[0]} (shape {shape}), which does not split "
-                    f"evenly over {n} workers. Pad or trim it to a multiple of {n}, or pass it by keyword if it is not "
-                    "a batch."
-                )
-            return split if shape else replicated
-
-        return batch_spec
+    def spec_of(array: Array, position: int, count: int) -> PartitionSpec:
+        if not array.shape or {position, position - count} & set(differentiated):
+            return replicated
+        if array.shape[0] % n:
+            raise ValueError(
+                f"argument {position} of {fun} has a batch of {array.shape[0]} (shape {array.shape}), which does not "
+                f"split evenly over {n} workers. Pad or trim it to a multiple of {n}, or pass it by keyword if it is "
+                "not a batch."
+            )
+        return split
 
     if lookups is None:
         local = jax.value_and_grad(fun, argnums, has_aux)
@@ -129,31 +124,33 @@ def value_and_grad(
                 f"argnums={argnums!r} must be positions of the {len(args)} positional arguments that {fun} got. "
                 "Pass the arguments to differentiate by position."
             )
-        leaves, treedef = jax.tree.flatten(kwargs)
+        leaves, treedef = jax.tree.flatten((args, kwargs))
         arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray | np.generic)}
+        positions = [position for position, arg in enumerate(args) for _ in jax.tree.leaves(arg)]
+        specs = {
+            i: spec_of(array, positions[i], len(args)) if i < len(positions) else replicated
+            for i, array in arrays.items()
+        }
 
-        def worker(args: tuple, arrays: dict[int, Array]) -> tuple:
-            same = treedef.unflatten([arrays.get(i, leaf) for i, leaf in enumerate(leaves)])
-            value, gradients = local(*args, **same)
+        def worker(arrays: dict[int, Array]) -> tuple:
+            own, same = treedef.unflatten([arrays.get(i, leaf) for i, leaf in enumerate(leaves)])
+            value, gradients = local(*own, **same)
             value, aux = value if has_aux else (value, ())
+            value = jnp.asarray(value)
             wide = value.astype(accumulator_dtype(value.dtype))
             value = (lax.pmean(wide, axes) if op == "mean" else lax.psum(wide, axes)).astype(value.dtype)
             gradients, state = transform.update(gradients, None)
             return value, jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], aux), gradients, state.info
 
-        arg_specs = tuple(jax.tree.map(spec_of(i, len(args)), arg) for i, arg in enumerate(args))
-        in_specs = (arg_specs, dict.fromkeys(arrays, replicated))
-        inputs = (args, arrays)
         if explicit:
-            inputs = jax.tree.map(
-                lambda leaf, spec: jax.reshard(leaf, NamedSharding(mesh, placed if spec == split else spec)),
-                inputs,
-                in_specs,
-            )
+            arrays = {
+                i: jax.reshard(array, NamedSharding(mesh, placed if specs[i] == split else specs[i]))
+                for i, array in arrays.items()
+            }
         # check_vma would make jax.grad reduce the gradients of the replicated arguments before zen sees them.
         value, aux, gradients, info = jax.shard_map(
-            worker, mesh=mesh, in_specs=in_specs, out_specs=(replicated, split, replicated, replicated), check_vma=False
-        )(*inputs)
+            worker, mesh=mesh, in_specs=(specs,), out_specs=(replicated, split, replicated, replicated), check_vma=False
+        )(arrays)
         results = ((value, aux) if has_aux else value, gradients)
         return (*results, info) if return_info else results
 
