@@ -154,6 +154,16 @@ def test_ids_that_were_not_taken_are_nan(ids):
     np.testing.assert_array_equal(embedding.lookup(taken, jnp.array([9, 4])), expected)
 
 
+@pytest.mark.parametrize(
+    "size", [optax.tree.norm, lambda p: sum(jnp.sum(w**2) for w in jax.tree.leaves(p) if w.ndim > 1)]
+)
+def test_a_penalty_on_all_parameters_is_nan(size):
+    """It would add up ids, and only the rows that were taken."""
+    loss = lambda params, ids: embedding.lookup(params["t"], ids).sum() + size(params)  # noqa: E731
+    value, _ = embedding.value_and_grad(loss, lambda ids: {"t": ids})({"t": jnp.asarray(TABLE)}, jnp.array([3, 1]))
+    assert np.isnan(value)
+
+
 # --- differentiation --------------------------------------------------------------------------------------------------
 
 

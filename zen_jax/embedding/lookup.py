@@ -1,6 +1,6 @@
 """Row lookup: from a table, or from the rows of it that `take_rows` set apart for differentiation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from zen_jax.row_sparse import RowSparseGradient, check_rows, widened, widened_d
 COMBINERS = ("sum", "mean")
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["ids", "rows"], meta_fields=["num_rows"])
+@partial(jax.tree_util.register_dataclass, data_fields=["ids", "rows", "others"], meta_fields=["num_rows"])
 @dataclass(frozen=True)
 class TakenRows:
     """The rows of a table that a step looks up, each once; they stand for the table in the differentiated function.
@@ -29,11 +29,14 @@ class TakenRows:
       ids: int32 [K], ascending; the first entry equal to `num_rows` and all after it are unused.
       rows: float [K, ...D], the table's rows; zeros where unused.
       num_rows: V, the rows of the table.
+      others: float [1, 1], NaN in place of all other rows, so that whatever computes with every array of the parameters
+        (a norm, a sum of squares) gives NaN, and not a number made of ids and a few rows.
     """
 
     ids: Array
     rows: Array
     num_rows: int
+    others: Array = field(default_factory=lambda: np.full((1, 1), np.nan, np.float32))
 
     @property
     def shape(self) -> tuple[int, ...]:
