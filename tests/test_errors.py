@@ -167,6 +167,10 @@ def test_gradient_sharded_over_an_explicit_axis():
         run = jax.shard_map(worker, in_specs=spec(harness.AXIS), out_specs=spec(), axis_names={harness.AXIS})
         with jax.set_mesh(mesh):
             refuses(lambda run=run: run(stack), f"{name} is sharded over axis 'model'", "manual", "shard_map")
+    sharded = jax.device_put(np.ones((N, 1, 6), np.float32), jax.sharding.NamedSharding(mesh, spec(harness.AXIS)))
+    for name, worker in workers.items():
+        run = jax.vmap(worker, axis_name=harness.AXIS)
+        refuses(lambda run=run: run(sharded), f"{name} is sharded over axis '{harness.AXIS}'", "In place of vmap")
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from zen_jax import errors
 from zen_jax._typing import Array, AxisName
@@ -99,12 +99,24 @@ def check_not_reduced(name: str, x: Array, axis_name: AxisName) -> None:
 
 def check_not_sharded(name: str, x: Array) -> None:
     """Refuses a gradient sharded along an Explicit axis, which zen would have to gather on every worker."""
-    sharded = [axis for axis in jax.typeof(x).sharding.spec if axis is not None]
+    sharding = jax.typeof(x).sharding
+    if AxisType.Explicit not in sharding.mesh.axis_types:
+        return
+    sharded = [axis for axis in sharding.spec if axis is not None]
     if sharded:
         raise ValueError(
             f"{name} is sharded over axis {sharded[0]!r}, but must be whole on its worker. Make that axis manual too "
-            "(name it in the axis_names of shard_map, or leave axis_names out), so that each device reduces its shard."
+            "(name it in the axis_names of shard_map, or leave axis_names out), so that each device reduces its shard. "
+            "In place of vmap over sharded workers, use shard_map."
         )
+    unmapped = jax.custom_batching.custom_vmap(lambda x: x)
+
+    @unmapped.def_vmap
+    def _(size: int, mapped: list[bool], x: Array) -> tuple[Array, bool]:
+        check_not_sharded(name, x)  # now that it has the axis of an enclosing vmap, which may be sharded too
+        return x, True
+
+    unmapped(x)
 
 
 def other_manual_axes(axis_name: AxisName) -> tuple:
