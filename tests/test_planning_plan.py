@@ -38,6 +38,16 @@ MEANS = jax.tree.map(lambda g: oracle.ordered_sum(g, N), GRADIENTS)
 pytestmark = [pytest.mark.promoting, pytest.mark.usefixtures("coarse_ladder")]
 
 
+def test_plans_profiles_and_clusters_as_static_arguments():
+    traced = []
+    run = jax.jit(lambda x, document: traced.append(document) or x, static_argnums=1)
+    for document in (PLAN, PROFILE, SLOW):
+        for same in (document, replace(document)):
+            run(0, same)
+    run(0, replace(PLAN, leaves={}))
+    assert traced == [PLAN, PROFILE, SLOW, replace(PLAN, leaves={})]
+
+
 # --- what is chosen ---------------------------------------------------------------------------------------------
 
 

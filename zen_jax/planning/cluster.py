@@ -67,8 +67,8 @@ class Cluster(JsonDocument):
     inter_gbps: float = 25.0
     intra_gbps: float | None = None
     latency_us: float = 50.0
-    collectives: Mapping[str, Link] = field(default_factory=dict)
-    kernels: Mapping[str, KernelCost] = field(default_factory=dict)
+    collectives: Mapping[str, Link] = field(default_factory=dict, hash=False)
+    kernels: Mapping[str, KernelCost] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         errors.check_at_least("hosts", self.hosts, 1)

@@ -12,7 +12,10 @@ VERSION = 1
 
 
 class JsonDocument:
-    """A dataclass that is saved as a JSON document of its `kind`."""
+    """A frozen dataclass that is saved as a JSON document of its `kind`.
+
+    Its mappings are left out of its hash, so that it can be a static argument of `jax.jit`.
+    """
 
     kind: ClassVar[str]
 

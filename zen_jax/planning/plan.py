@@ -1,7 +1,7 @@
 """A plan: the scheme, unit, formats, capacities and bucket of every leaf of a gradient tree."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import jax.numpy as jnp
@@ -93,7 +93,7 @@ class Plan(JsonDocument):
     kind = "plan"
 
     n: int
-    leaves: Mapping[str, LeafPlan]
+    leaves: Mapping[str, LeafPlan] = field(hash=False)
     seed: int = 0
 
     def __post_init__(self) -> None:

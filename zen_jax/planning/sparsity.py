@@ -132,7 +132,7 @@ class SparsityProfile(JsonDocument):
     kind = "profile"
 
     n: int
-    leaves: Mapping[str, LeafProfile]
+    leaves: Mapping[str, LeafProfile] = field(hash=False)
     seed: int = 0
     steps: int = 1
     dense_below: int = DENSE_BELOW  # bytes under which a leaf may be fused into a dense bucket
