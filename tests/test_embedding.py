@@ -106,6 +106,14 @@ BAD = {
         lambda t: embedding.value_and_grad(lambda p: 0.0, lambda: {"tabel": np.array([1])})({"table": t}),
         "lookups names tabel, but params have table",
     ),
+    "an array of ids": (
+        lambda t: embedding.value_and_grad(lambda p, i: 0.0, lambda i: i)({"table": t}, jnp.array([1])),
+        "lookups returned a .*but must return the ids by the table's name",
+    ),
+    "no ids": (
+        lambda t: embedding.value_and_grad(lambda p: 0.0, lambda: None)({"table": t}),
+        "lookups returned a NoneType",
+    ),
     "name of padding": (
         lambda t: embedding.value_and_grad(lambda p: 0.0, lambda: {"table": np.array([1])}, padding_id={"tabel": 0})(
             {"table": t}

@@ -57,6 +57,7 @@ def all_reduce(stack=GRADIENT, axis_name=harness.AXIS, **options):
         ({"capacity": (None, 0)}, ("capacity=0", "at least 1")),
         ({"push_format": "dense"}, ("push_format='dense'", "'coo', 'bitmap', 'auto'")),
         ({"pull_format": "auto"}, ("pull_format='auto'", "'coo', 'bitmap', 'hash_bitmap', 'dense'")),
+        ({"pull_format": ["coo"]}, ("pull_format=['coo']", "'coo', 'bitmap'")),
         ({"stack": GRADIENT.astype(np.int32)}, ("x has dtype int32", "must be float32")),
         ({"stack": {"w": GRADIENT}}, ("x is a dict", "zen_jax.synchronize")),
         ({"stack": GRADIENT.astype(np.complex64)}, ("x has dtype complex64", "must be float32")),
@@ -207,6 +208,14 @@ def test_derivative():
             ("counts has shape (3,)", "must have shape (2"),
         ),
         (
+            lambda: zen.kernels.aggregate(jnp.ones((2, 0), jnp.int32), jnp.ones((2, 0)), jnp.ones(2, jnp.int32), 5),
+            ("capacity=0", "at least 1"),
+        ),
+        (
+            lambda: zen.kernels.aggregate(jnp.ones((0, 2), jnp.int32), jnp.ones((0, 2)), jnp.ones(0, jnp.int32), 5),
+            ("n=0", "at least 1"),
+        ),
+        (
             lambda: zen.kernels.hash_bitmap_decode(jnp.ones((2, 2), jnp.uint32), jnp.ones((2, 4)), 40),
             ("words has shape (2, 2)", "must have shape (2, 1)"),
         ),
@@ -326,6 +335,9 @@ def test_profile():
     refuses(lambda: zen.profile({"a": jnp.ones((2, 3))}, {"a": jnp.ones((2, 4))}), "must be gradients of one tree")
     refuses(lambda: zen.profile(jnp.ones((2, 3)), unit="column"), "unit='column'")
     refuses(lambda: zen.profile(jnp.ones((2, 3)), seed=-1), "seed=-1")
+    # Counted as stacked, a table would take 16 n**3 bytes.
+    refuses(lambda: zen.profile({"table": np.ones((1500, 16), np.float32)}), "1500 workers with 16 elements", "one")
+    refuses(lambda: zen.profile({"table": np.ones((70000, 1), np.float32)}), "n=70000", "at most 65535")
 
 
 def test_value_and_grad():

@@ -121,6 +121,14 @@ def test_shapes(name, shape):
 
 
 @every_sparsifier
+def test_a_leaf_of_more_elements_than_can_be_counted(name):
+    gradient = jax.ShapeDtypeStruct((2, 2**30), jnp.float32)
+    state = jax.eval_shape(SPARSIFIERS[name].init, gradient)
+    with pytest.raises(ValueError, match=f"{2**31} elements"):
+        jax.eval_shape(SPARSIFIERS[name].update, gradient, state)
+
+
+@every_sparsifier
 def test_zeros_send_zeros(name):
     sent, state = update(name)(jnp.zeros((40, 9)), SPARSIFIERS[name].init(jnp.zeros((40, 9))))
     assert not np.any(sent)

@@ -21,7 +21,7 @@ def is_number(value: Any) -> bool:
 
 
 def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
-    if value not in choices:
+    if value not in tuple(choices):  # which, unlike a set or dict, takes values without a hash
         raise ValueError(f"{name}={value!r} is unknown. Use one of {', '.join(map(repr, choices))}.")
 
 

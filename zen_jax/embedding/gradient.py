@@ -34,7 +34,7 @@ def value_and_grad(
       are looked up.
 
     Raises:
-      ValueError: for a name that params or lookups lack, and as in `take_rows`.
+      ValueError: for lookups that return no mapping, a name that params or lookups lack, and as in `take_rows`.
 
     >>> import jax.numpy as jnp
     >>> from zen_jax.embedding import lookup
@@ -73,6 +73,11 @@ def value_and_grad(
 def _take(
     tables: Mapping[str, Array], ids: Mapping[str, PyTree], padding_id: int | Mapping[str, int] | None
 ) -> dict[str, TakenRows]:
+    if not isinstance(ids, Mapping):
+        raise ValueError(
+            f"lookups returned a {type(ids).__name__}, but must return the ids by the table's name in params. Use "
+            '{"table": ids}.'
+        )
     padding = padding_id if isinstance(padding_id, Mapping) else dict.fromkeys(ids, padding_id)
     for argument, names, known, owner in (("lookups", ids, tables, "params"), ("padding_id", padding, ids, "lookups")):
         unknown = sorted(set(names) - set(known))

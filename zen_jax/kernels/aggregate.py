@@ -6,7 +6,16 @@ from jax import lax
 
 from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
-from zen_jax.errors import check_at_least, check_dtype, check_float, check_rank, check_shape, check_units
+from zen_jax.errors import (
+    check_at_least,
+    check_capacity,
+    check_dtype,
+    check_float,
+    check_rank,
+    check_shape,
+    check_units,
+    check_workers,
+)
 
 
 def accumulator_dtype(dtype: jnp.dtype) -> jnp.dtype:
@@ -30,7 +39,7 @@ def aggregate(positions: Array, values: Array, counts: Array, size: int, *, divi
       The shard [T] or [T, D], of values' dtype.
 
     Raises:
-      ValueError: for values that are not floats, or shapes or dtypes that disagree.
+      ValueError: for values that are not floats, shapes or dtypes that disagree, or n or C below 1.
 
     >>> import jax.numpy as jnp
     >>> aggregate(jnp.array([[0, 2], [2, 0]]), jnp.array([[1., 2.], [3., 0.]]), jnp.array([2, 1]), size=4).tolist()
@@ -57,6 +66,8 @@ def check_messages(positions: Array, values: Array, counts: Array, size: int, di
     check_float("values", values.dtype)
     check_rank("values", values.shape, (2, 3))
     n, capacity = values.shape[:2]
+    check_workers(n)
+    check_capacity(capacity)
     check_shape("positions", positions.shape, (n, capacity))
     check_shape("counts", counts.shape, (n,))
     check_dtype("positions", positions.dtype, jnp.int32)

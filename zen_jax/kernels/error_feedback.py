@@ -76,7 +76,7 @@ def send_reaching(update: Array, residual: Array, value: float) -> tuple[Array, 
       sent, residual: as in `zen_jax.kernels.send_largest`. Elements that are not finite are sent too.
 
     Raises:
-      ValueError: for an update that is not a float, or shapes or dtypes that disagree.
+      ValueError: for an update that is not a float, shapes or dtypes that disagree, or 2**31 or more elements.
 
     >>> import jax.numpy as jnp
     >>> sent, residual = send_reaching(jnp.array([1.0, -3.0, 2.0]), jnp.array([0.0, 1.0, 1.0]), 2.0)
@@ -87,6 +87,7 @@ def send_reaching(update: Array, residual: Array, value: float) -> tuple[Array, 
     its quantisation.
     """
     check_leaf(update, residual)
+    selection.check_size(update.size)
     least = np.asarray(value, residual.dtype)
     return custom_call_or(
         lambda *operands: reaching_reference(*operands, value=value),

@@ -11,7 +11,7 @@ from jax.sharding import AxisType
 
 from zen_jax import errors
 from zen_jax._typing import Array, PyTree, Unit
-from zen_jax.errors import check_float, check_seed
+from zen_jax.errors import check_float, check_seed, check_workers
 from zen_jax.formats.tensor_block import BLOCK
 from zen_jax.planning.buckets import DENSE_BELOW
 from zen_jax.planning.counts import Counts, count_stacked, partitions
@@ -33,7 +33,8 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
       A SparsityProfile, exact for these gradients.
 
     Raises:
-      ValueError: for no steps, steps of different trees, or leaves that share no leading axis or are not floats.
+      ValueError: for no steps, steps of different trees, leaves that share no leading axis or are not floats, or more
+        workers than elements.
 
     >>> import jax.numpy as jnp
     >>> gradients = jnp.zeros((4, 1000, 64)).at[:, :20].set(1.0)  # four workers, each touched the first 20 rows
@@ -63,6 +64,13 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
             "steps must be gradients of one tree, with equal names, shapes and dtypes. Profile others separately."
         )
     ((n,),) = sizes
+    check_workers(n)
+    elements = sum(math.prod(leaf.shape[1:]) for _, leaf in measured[0])
+    if 0 < elements < n:
+        raise ValueError(
+            f"stacked gradients have one slice per worker along the leading axis, but {n} workers with {elements} "
+            "elements each look like the gradient of a single worker. Give all: jnp.stack([first, second, ...])."
+        )
     leaves = {}
     for of_steps in zip(*measured, strict=True):
         name, stacked = of_steps[0]
