@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from test_errors import refuses
+from refusals import refuses
 
 import zen_jax as zen
 

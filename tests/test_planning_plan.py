@@ -17,10 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zen_jax as zen
-from zen_jax import agreement
-from zen_jax.planning import autotune
 from zen_jax.planning.costs import candidates
-from zen_jax.planning.plan import WORKER_ORDER_SCHEMES
 
 N = 4
 RNG = np.random.default_rng(0)
@@ -161,125 +158,6 @@ def test_a_plan_serves_the_parts_of_its_tree():
     updates, _ = harness.spmd(lambda g: transform.update(g, state), "vmap", N)(GRADIENTS)
     for name, mean in MEANS.items():
         assert_same_bits(updates[name][0], mean, name)
-
-
-# --- autotune ---------------------------------------------------------------------------------------------------
-
-
-def test_autotune_compiles_twice_and_changes_no_bit():
-    made, traced = [], []
-    table = {"table": GRADIENTS["table"], "bias": GRADIENTS["bias"]}
-
-    def make_step(plan):
-        made.append(plan)
-        transform = zen.synchronize(harness.AXIS, plan=plan)
-
-        def worker(gradients):
-            traced.append(plan)
-            return transform.update(gradients, None)
-
-        return harness.spmd(worker, "shard_map", N)
-
-    step = zen.autotune(make_step, cluster=SLOW, steps=2)
-    for scale in range(1, 6):
-        gradients = jax.tree.map(lambda g: scale * g, table)  # noqa: B023
-        updates, state = step(gradients)
-        assert (step.plan is None) == (scale <= 2)
-        for name, stack in gradients.items():
-            for worker in range(N):
-                assert_same_bits(updates[name][worker], oracle.ordered_sum(stack, N), name)
-        # The same names before and after planning, or the planned step would compile for each.
-        assert set(optax.tree.get(state, "info")) == {"table", "(fused)"}
-    assert len(made) == 2
-    assert len(set(map(id, traced))) == len(traced) == 2
-    assert made[1] is step.plan
-    assert step.profile.steps == 2
-    assert step.plan.leaves["table"].scheme in set(WORKER_ORDER_SCHEMES) - {"dense_ordered"}
-    assert float(optax.tree.get(state, "info")["table"].rounds[0]) == 1
-    # Gradients that outgrow the plan are noticed, and lose nothing.
-    drifted = table | {"table": sparse(np.random.default_rng(1), N, (1024, 256), 0.15, integers=False)}
-    updates, state = step(drifted)
-    assert_same_bits(updates["table"][0], oracle.ordered_sum(drifted["table"], N))
-    assert float(optax.tree.get(state, "info")["table"].rounds[0]) > 1
-
-
-def test_autotune_with_value_and_grad():
-    """The other way to synchronise: under jit over a mesh, with the plan passed to value_and_grad."""
-    table, words = jnp.ones((8192, 32)), jnp.arange(N * 10)
-    loss = lambda table, words: jnp.mean(table[words] ** 2)  # noqa: E731
-    mesh = harness.mesh(N, "data")
-    step = zen.autotune(lambda plan: jax.jit(zen.value_and_grad(loss, mesh=mesh, plan=plan)), cluster=SLOW, steps=1)
-    for _ in range(2):
-        value, gradient = step(table, words)
-        expected_value, expected = jax.value_and_grad(loss)(table, words)
-        np.testing.assert_allclose(value, expected_value)
-        np.testing.assert_allclose(gradient, expected, 1e-6)
-    assert step.plan.leaves[""].capacity is not None
-
-
-def test_autotune_refuses():
-    with pytest.raises(ValueError, match="steps=0"):
-        zen.autotune(lambda plan: None, cluster=SLOW, steps=0)
-    with pytest.raises(ValueError, match="inside jit or scan"):
-        jax.jit(zen.autotune(lambda plan: lambda x: x, cluster=SLOW))(1)
-    ignores = zen.autotune(lambda plan: lambda x: x, cluster=SLOW, steps=1)
-    assert ignores(1) == 1
-    for _ in range(2):
-        with pytest.raises(ValueError, match="no step"):
-            ignores(1)
-
-
-def synchronizing_every_third(plan):
-    transform = zen.synchronize(harness.AXIS, plan=plan, dense_below=0)
-
-    def worker(gradients, number):
-        return jax.lax.cond(number % 3 == 2, lambda g: transform.update(g, None)[0], lambda g: g, gradients)
-
-    return jax.jit(jax.vmap(worker, (0, None), axis_name=harness.AXIS), donate_argnums=0)
-
-
-def test_autotune_counts_the_steps_that_were_seen(monkeypatch):
-    """Not the calls; if planning fails, no result is lost, nothing is donated, and the next call tries again."""
-    table, plan = sparse(RNG, N, (64, 8), 0.1), autotune.plan
-    step = zen.autotune(synchronizing_every_third, cluster=SLOW, steps=2)
-
-    def run(number):
-        reduced = step(jnp.asarray(table), number)
-        for worker in range(N):
-            expected = oracle.ordered_sum(table, N) if number % 3 == 2 else table[worker]
-            assert_same_bits(reduced[worker], expected)
-
-    def fail(*_, **__):
-        raise ValueError("planning failed")
-
-    monkeypatch.setattr(autotune, "plan", fail)
-    for number in range(6):
-        run(number)
-    gradients = jnp.asarray(table)
-    with pytest.raises(ValueError, match="planning failed"):
-        step(gradients, 6)
-    assert (step.profile, step.plan) == (None, None) and not gradients.is_deleted()
-    monkeypatch.setattr(autotune, "plan", plan)
-    for number in range(6, 9):
-        run(number)
-    assert step.profile.steps == 2 and set(step.plan.leaves) == {""}
-
-
-def test_autotune_among_processes_that_disagree(monkeypatch):
-    """Detected in the first call, before a step runs; a single process asks nobody."""
-    ran = []
-
-    def gather(text):
-        assert jax.process_count() == 2
-        return [text, text.replace(b'"0.1"', b'"25.0"') if text.startswith(b"{") else b"another digest"]
-
-    monkeypatch.setattr(agreement, "_gather", gather)
-    zen.autotune(lambda plan: ran.append, cluster=SLOW)(1)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    step = zen.autotune(lambda plan: ran.append, cluster=SLOW)
-    with pytest.raises(ValueError, match=r"cluster/inter_gbps is 0\.1 on process 0, but 25\.0 on process 1"):
-        step(2)
-    assert ran == [1]
 
 
 def test_row_sparse_leaves_need_no_plan():

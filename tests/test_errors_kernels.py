@@ -1,0 +1,109 @@
+"""Bad operands of kernels, and sizes that they cannot index: a ValueError before anything is allocated."""
+
+from importlib import import_module
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from refusals import refuses
+
+import zen_jax as zen
+
+
+@pytest.mark.parametrize(
+    "call,fragments",
+    [
+        (lambda: zen.kernels.partition(jnp.ones(4), 0, 1), ("n=0", "at least 1")),
+        (lambda: zen.kernels.partition(jnp.ones(4), 65536, 1), ("n=65536", "at most 65535")),
+        (lambda: zen.kernels.partition(jnp.ones(4), 2, 0), ("capacity=0", "at least 1")),
+        (lambda: zen.kernels.partition(jnp.ones((2, 2, 2)), 2, 1), ("x has shape (2, 2, 2)", "must have rank 1 or 2.")),
+        (lambda: zen.kernels.partition(jnp.ones(4, jnp.int32), 2, 1), ("x has dtype int32", "must be float32")),
+        (lambda: zen.kernels.hash_bitmap_encode(jnp.ones(4), 0), ("capacity=0", "at least 1")),
+        (
+            lambda: zen.kernels.hash_bitmap_encode(jnp.ones(4, jnp.int32), 1),
+            ("shard has dtype int32", "must be float32"),
+        ),
+        (
+            lambda: zen.kernels.aggregate(jnp.ones((2, 3), jnp.int32), jnp.ones((2, 4)), jnp.ones(2, jnp.int32), 5),
+            ("positions has shape (2, 3)", "must have shape (2, 4)"),
+        ),
+        (
+            lambda: zen.kernels.aggregate(jnp.ones((2, 4), jnp.int32), jnp.ones((2, 4)), jnp.ones(3, jnp.int32), 5),
+            ("counts has shape (3,)", "must have shape (2"),
+        ),
+        (
+            lambda: zen.kernels.aggregate(jnp.ones((2, 0), jnp.int32), jnp.ones((2, 0)), jnp.ones(2, jnp.int32), 5),
+            ("capacity=0", "at least 1"),
+        ),
+        (
+            lambda: zen.kernels.aggregate(jnp.ones((0, 2), jnp.int32), jnp.ones((0, 2)), jnp.ones(0, jnp.int32), 5),
+            ("n=0", "at least 1"),
+        ),
+        (
+            lambda: zen.kernels.hash_bitmap_decode(jnp.ones((2, 2), jnp.uint32), jnp.ones((2, 4)), 40),
+            ("words has shape (2, 2)", "must have shape (2, 1)"),
+        ),
+        (
+            lambda: zen.kernels.hash_bitmap_decode(jnp.ones((2, 1), jnp.uint32), jnp.ones((2, 0)), 4),
+            ("capacity=0",),
+        ),
+        (
+            lambda: zen.kernels.hash_bitmap_decode(jnp.ones((0, 1), jnp.uint32), jnp.ones((0, 4)), 4),
+            ("n=0", "at least 1"),
+        ),
+        (
+            lambda: zen.kernels.hash_bitmap_decode(jnp.ones((2, 1), jnp.int32), jnp.ones((2, 4)), 40),
+            ("words has dtype int32", "must be uint32"),
+        ),
+        (
+            lambda: zen.kernels.aggregate(np.ones((1, 2), np.int64), jnp.ones((1, 2)), jnp.ones(1, jnp.int32), 4),
+            ("positions has dtype int64", "must be int32"),
+        ),
+        (
+            lambda: zen.kernels.send_largest(jnp.ones(3), jnp.ones(3, jnp.float16), 1, 1),
+            ("residual has dtype float16", "must be float32"),
+        ),
+        (
+            lambda: zen.kernels.send_drawn(jnp.ones(3), jnp.ones(3), 4, jnp.uint32(0)),
+            ("k=4", "at most the 3 elements"),
+        ),
+        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 0, 1, 1, 1), ("n=0", "at least 1")),
+        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 1, 0, 1, 1), ("r1=0", "at least 1")),
+        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 1, 1, -1, 1), ("r2=-1", "at least 0")),
+        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 1, 1, 1, 0), ("k=0", "at least 1")),
+        (
+            lambda: zen.kernels.hierarchical_hash(jnp.ones((4, 1), jnp.int32), 1, 1, 1, 1),
+            ("indices has shape (4, 1)", "must have rank 1."),
+        ),
+        (
+            lambda: zen.kernels.hierarchical_hash(jnp.ones(4), 1, 1, 1, 1),
+            ("indices have dtype float32", "must be integers"),
+        ),
+        (lambda: zen.kernels.hierarchical_hash([1, 2], 1, 1, 1, 1), ("indices are a list", "Use jnp.asarray")),
+    ],
+)
+def test_kernels(call, fragments):
+    refuses(call, *fragments)
+
+
+def test_more_units_than_pure_jax_can_name():
+    """2**31 units: nothing is allocated before they are refused."""
+    partition, decode = (import_module(f"zen_jax.kernels.{name}") for name in ("partition", "hash_bitmap_decode"))
+    floats, words = jax.ShapeDtypeStruct((2**31, 1), jnp.float32), jax.ShapeDtypeStruct((1, 2**26), jnp.uint32)
+    refuses(lambda: jax.eval_shape(lambda x: partition.reference(x, 1, 1), floats), f"{2**31} units", "wider units")
+    values = jax.ShapeDtypeStruct((1, 1, 1), jnp.float32)
+    refuses(
+        lambda: jax.eval_shape(lambda *m: decode.reference(*m, 2**31), words, values), f"{2**31} units", "wider units"
+    )
+    encode = import_module("zen_jax.kernels.hash_bitmap_encode")
+    refuses(lambda: jax.eval_shape(lambda x: encode.reference(x, 1), floats), f"{2**31} units", "wider units")
+
+
+@pytest.mark.parametrize("n,r1,r2", [(2, 800_000_000, 400_000_000), (1, 2**31 - 1, 1), (1, 2**33, 0)])
+def test_more_slots_than_pure_jax_can_index(n, r1, r2):
+    lowering = import_module("zen_jax.kernels.hierarchical_hash").reference
+    indices = jax.ShapeDtypeStruct((10,), jnp.int32)
+    hashed = lambda r1, r2: jax.eval_shape(lambda indices: lowering(indices, n, r1, r2, 3), indices)  # noqa: E731
+    refuses(lambda: hashed(r1, r2), f"{n} * ({r1} + {r2}) slots", "hash='tile'")
+    assert hashed(2**30 // n, 2**30 // n - 1)[0].shape == (n, 2**31 // n - 1)
