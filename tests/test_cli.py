@@ -302,6 +302,8 @@ PLACE = "bench --coordinator host:7700 --processes 4 --rank"
         (f"{PLACE} 4", ("--rank 4", "--processes 4", "from 0")),
         (f"{PLACE} -1", ("--rank",)),
         (f"{PLACE} 0 --workers 4", ("--workers", "--coordinator")),
+        (f"{PLACE} 0 --interface eth99", ("'eth99'", "This host has")),
+        ("bench --interface lo", ("--interface", "--coordinator")),
         ("bench --coordinator host --processes 2 --rank 0", ("'host'", "HOST:PORT")),
     ],
 )

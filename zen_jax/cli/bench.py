@@ -6,6 +6,7 @@ this process, which share one memory: no network is measured. Messages are plann
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     alone_or_not.add_argument("--coordinator", metavar="HOST:PORT", help="an address of rank 0, for several processes")
     parser.add_argument("--processes", type=number, metavar="N", help="number of processes, with --coordinator")
     parser.add_argument("--rank", type=shared.at_least(0), metavar="R", help="rank of this process, with --coordinator")
+    parser.add_argument(
+        "--interface", metavar="NAME", help="count the bytes that this host receives on it, such as eth0 (Linux)"
+    )
     shared.add_schemes(parser, zen.schemes.names(), f"schemes to time besides {BASELINE}")
     parser.add_argument("--repeats", type=number, default=5, metavar="N", help="timed calls (default: %(default)s)")
     parser.add_argument(
@@ -70,6 +74,10 @@ def run(options: argparse.Namespace) -> output.Result | None:
     place = workers.find_place(options.coordinator, options.processes, options.rank, alone=options.workers is not None)
     if (options.gbps is None) != (options.latency_us is None):
         raise ValueError("--gbps and --latency-us go together. Leave both out to measure the links.")
+    if options.interface is not None:
+        if place is None:
+            raise ValueError("--interface counts bytes between hosts. Leave it out, or give --coordinator.")
+        workers.received_bytes(options.interface)
     steps = gradients.read(options.gradients)
     if place is not None:
         output.say("waiting for the other processes, for at most five minutes")
@@ -98,7 +106,8 @@ def _bench(
     profile = zen.profile(*steps)
     schemes = tuple(dict.fromkeys((BASELINE, *options.schemes)))
     links = {"gbps": options.gbps, "latency_us": options.latency_us}
-    zen.check_agreement(profile=profile, schemes=schemes, repeats=options.repeats, **links)
+    counted = options.interface is not None
+    zen.check_agreement(profile=profile, schemes=schemes, repeats=options.repeats, interface_given=counted, **links)
     processes = jax.process_count()
     if options.gbps is None:
         say("measuring links and kernels")
@@ -112,7 +121,10 @@ def _bench(
     with jax.enable_x64(double):
         placed = [workers.place_stack(step, mesh) for step in steps]
         cases = [Scheme(name, estimate, placed, mesh) for name in schemes]
-        timings = time_cases(cases, gather=workers.gather, steps=len(steps), repeats=options.repeats, report=say)
+        how = {"gather": workers.gather, "steps": len(steps), "repeats": options.repeats, "report": say}
+        if counted:
+            how["received"] = partial(workers.received_bytes, options.interface)
+        timings = time_cases(cases, **how)
     if jax.process_index() > 0:
         return None
     choice = {name: leaf.scheme for name, leaf in zen.plan(profile, cluster).leaves.items()}

@@ -35,6 +35,7 @@ def _document(
                 "all": timing.seconds,
             },
             "first_call": timing.first_call,
+            "received": timing.received or None,
             "bytes": timing.info["bytes_pushed"] + timing.info["bytes_pulled"],
             "estimate": estimate.total(timing.name)[0],
             "speed_up": slow / timing.median,
@@ -54,18 +55,19 @@ def _document(
 
 
 def _text(document: Mapping[str, Any]) -> str:
-    rows = [("scheme", "ms", "min", "max", "MB", "imbalance", "estimated ms", "speed-up")]
+    rows = [("scheme", "ms", "min", "max", "MB", "wire MB", "imbalance", "estimated ms", "speed-up")]
     for row in document["schemes"]:
         times = [f"{row['seconds'][which] * 1e3:.2f}" for which in ("median", "min", "max")]
         ratios = [row["info"][f"imbalance_{way}"] for way in ("push", "pull")]
         imbalance = ", ".join(f"{ratio:.2f}" for ratio in ratios if ratio)
         numbers = (f"{row['estimate'] * 1e3:.2f}", f"{row['speed_up']:.2f}")
-        rows.append((row["scheme"], *times, f"{row['bytes'] / 1e6:.3f}", imbalance, *numbers))
+        sizes = (f"{row['bytes'] / 1e6:.3f}", f"{row['received'] / 1e6:.3f}" if row["received"] else "")
+        rows.append((row["scheme"], *times, *sizes, imbalance, *numbers))
     bound = document["lower bound"]
-    rows.append(("lower bound", "", "", "", f"{bound['bytes'] / 1e6:.3f}", "", f"{bound['seconds'] * 1e3:.2f}", ""))
+    rows.append(("lower bound", "", "", "", f"{bound['bytes'] / 1e6:.3f}", "", "", f"{bound['seconds'] * 1e3:.2f}", ""))
     several = document["processes"] > 1
     where = f"{document['processes']} processes" if several else "one process: memory, no network"
-    what = "median ms, MB pushed and pulled by each, imbalance of push and pull"
+    what = "median ms, MB pushed and pulled by each, MB received by --interface, imbalance of push and pull"
     lines = [f"{document['n']} {document['platform']} workers, {where}; {what}"]
     lines += [table(rows), f"a plan would choose: {_chosen(document['choice'])}"]
     return "\n".join(lines)

@@ -29,6 +29,9 @@ class Timing:
 
     name: str
     seconds: tuple[float, ...]  # of each call, from a barrier to the end of its slowest process
+    received: (
+        float  # bytes by the interfaces' counters in a call, from barrier to barrier; mean over processes and calls
+    )
     first_call: float  # seconds, compiling included
     info: dict[str, float]  # means over the calls
 
@@ -43,6 +46,7 @@ def time_cases(
     gather: Callable[[np.ndarray], np.ndarray],
     steps: int,
     repeats: int,
+    received: Callable[[], int] = lambda: 0,
     report: Callable[[str], None] = say,
 ) -> list[Timing]:
     """Times every case on the same gradients. Each process calls it with the same arguments.
@@ -54,6 +58,7 @@ def time_cases(
       gather: from float64 [...] of this process to [processes, ...] of all; waits for all of them.
       steps: how many steps' gradients there are; calls cycle through them.
       repeats: timed calls of each case.
+      received: bytes that this process has received so far, by a counter.
       report: called with a line about what has been done.
 
     >>> class Sleep:
@@ -72,20 +77,23 @@ def time_cases(
         case.prepare(0)()
         first_calls.append(time.perf_counter() - start)
         report(f"compiled {case.name} in {first_calls[-1]:.1f} s ({number} of {len(cases)})")
-    seconds = np.zeros((len(cases), repeats))
+    measured = np.zeros((2, len(cases), repeats))  # seconds, bytes received
     infos: list[list[dict[str, float]]] = [[] for _ in cases]
     for repeat in range(repeats):
         for i, case in enumerate(cases):
             call = case.prepare(repeat % steps)
             gather(np.zeros(1))
-            start = time.perf_counter()
+            before, start = received(), time.perf_counter()
             result = call()
-            seconds[i, repeat] = time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            gather(np.zeros(1))  # slower processes may still receive
+            measured[:, i, repeat] = seconds, received() - before
             infos[i].append(case.info(result))
         report(f"timed call {repeat + 1} of {repeats}")
-    slowest = gather(seconds).max(axis=0)
+    by_process = gather(measured)
+    slowest, wire = by_process[:, 0].max(axis=0), by_process[:, 1].mean(axis=(0, 2))
     return [
-        Timing(case.name, tuple(map(float, slowest[i])), first_calls[i], _means(infos[i]))
+        Timing(case.name, tuple(map(float, slowest[i])), float(wire[i]), first_calls[i], _means(infos[i]))
         for i, case in enumerate(cases)
     ]
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from zen_jax._typing import Array, PyTree
 
 AXIS = "data"
 _LAUNCHERS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK")  # jax.distributed reads the rest by itself
+_INTERFACES = Path("/sys/class/net")  # Linux's
 _PATIENCE = 30  # seconds that the others have to end once this process does
 
 
@@ -86,6 +88,19 @@ def place_stack(stack: PyTree, mesh: Mesh) -> PyTree:
         return jax.make_array_from_callback(array.shape, spread, lambda index: array[index])
 
     return jax.block_until_ready(jax.tree.map(place, stack))
+
+
+def received_bytes(interface: str) -> int:
+    """Bytes that this host has received over a network interface since it came up.
+
+    Raises:
+      ValueError: if there is no such interface, or no Linux.
+    """
+    try:
+        return int((_INTERFACES / interface / "statistics" / "rx_bytes").read_text())
+    except OSError as error:
+        known = ", ".join(sorted(path.name for path in _INTERFACES.glob("*"))) or "none that Linux counts for"
+        raise ValueError(f"no counters of --interface {interface!r}. This host has {known}.") from error
 
 
 def gather(numbers: np.ndarray) -> np.ndarray:
