@@ -1,11 +1,13 @@
 """The workers of `zen-jax bench`: how they are placed, how they are timed, and real processes."""
 
+import itertools
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -53,12 +55,15 @@ def test_time_of_a_call_is_that_of_its_slowest_process():
     def gather(numbers):
         return np.stack([numbers, numbers + 1])
 
-    timings = time_cases([Case("a"), Case("b")], gather=gather, steps=2, repeats=3, report=lambda line: None)
+    counter = itertools.count(0, 10)
+    how = {"gather": gather, "received": partial(next, counter), "report": lambda line: None}
+    timings = time_cases([Case("a"), Case("b")], steps=2, repeats=3, **how)
     assert calls == [("a", 0), ("b", 0)] + [(name, step) for step in (0, 1, 0) for name in "ab"]
     for timing, name in zip(timings, "ab", strict=True):
         assert timing.name == name
         assert len(timing.seconds) == 3
         assert all(1 <= seconds < 2 for seconds in timing.seconds)
+        assert timing.received == 10.5
         assert timing.info == {"step": pytest.approx(1 / 3)}
 
 

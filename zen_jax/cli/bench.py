@@ -74,10 +74,9 @@ def run(options: argparse.Namespace) -> output.Result | None:
     place = workers.find_place(options.coordinator, options.processes, options.rank, alone=options.workers is not None)
     if (options.gbps is None) != (options.latency_us is None):
         raise ValueError("--gbps and --latency-us go together. Leave both out to measure the links.")
-    if options.interface is not None:
-        if place is None:
-            raise ValueError("--interface counts bytes between hosts. Leave it out, or give --coordinator.")
-        workers.received_bytes(options.interface)
+    if options.interface is not None and place is None:
+        raise ValueError("--interface counts bytes between hosts. Leave it out, or give --coordinator.")
+    workers.received_bytes(options.interface)
     steps = gradients.read(options.gradients)
     if place is not None:
         output.say("waiting for the other processes, for at most five minutes")
@@ -121,10 +120,14 @@ def _bench(
     with jax.enable_x64(double):
         placed = [workers.place_stack(step, mesh) for step in steps]
         cases = [Scheme(name, estimate, placed, mesh) for name in schemes]
-        how = {"gather": workers.gather, "steps": len(steps), "repeats": options.repeats, "report": say}
-        if counted:
-            how["received"] = partial(workers.received_bytes, options.interface)
-        timings = time_cases(cases, **how)
+        timings = time_cases(
+            cases,
+            gather=workers.gather,
+            steps=len(steps),
+            repeats=options.repeats,
+            received=partial(workers.received_bytes, options.interface),
+            report=say,
+        )
     if jax.process_index() > 0:
         return None
     choice = {name: leaf.scheme for name, leaf in zen.plan(profile, cluster).leaves.items()}

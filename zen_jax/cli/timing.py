@@ -29,9 +29,7 @@ class Timing:
 
     name: str
     seconds: tuple[float, ...]  # of each call, from a barrier to the end of its slowest process
-    received: (
-        float  # bytes by the interfaces' counters in a call, from barrier to barrier; mean over processes and calls
-    )
+    received: float  # bytes in a call, by the counters, barriers included; mean over processes and calls
     first_call: float  # seconds, compiling included
     info: dict[str, float]  # means over the calls
 
@@ -46,7 +44,7 @@ def time_cases(
     gather: Callable[[np.ndarray], np.ndarray],
     steps: int,
     repeats: int,
-    received: Callable[[], int] = lambda: 0,
+    received: Callable[[], int],
     report: Callable[[str], None] = say,
 ) -> list[Timing]:
     """Times every case on the same gradients. Each process calls it with the same arguments.
@@ -67,7 +65,8 @@ def time_cases(
     ...         return lambda: time.sleep(0.001)
     ...     def info(self, result):
     ...         return {"bytes_pushed": 0.0}
-    >>> sleep, = time_cases([Sleep()], gather=lambda x: x[None], steps=1, repeats=3, report=lambda line: None)
+    >>> how = {"gather": lambda x: x[None], "received": lambda: 0, "report": lambda line: None}
+    >>> sleep, = time_cases([Sleep()], steps=1, repeats=3, **how)
     >>> len(sleep.seconds), sleep.median > 0.001, sleep.info
     (3, True, {'bytes_pushed': 0.0})
     """
