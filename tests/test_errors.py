@@ -159,13 +159,16 @@ def test_gradient_sharded_over_an_explicit_axis():
         refuses(lambda run=run: run(sharded), f"{name} is sharded over axis '{harness.AXIS}'", "In place of vmap")
 
 
-def test_derivative():
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+def test_derivative(kind):
     """Gradients are reduced after they are taken, so nothing needs a derivative."""
-    refuses(
-        lambda: jax.grad(lambda stack: jnp.sum(all_reduce(stack, scheme="zen")()))(GRADIENT),
-        "zen_partition",
-        "jax.grad",
-    )
+    mesh = jax.make_mesh((N,), ("devices",), axis_types=(kind,), devices=jax.devices()[:N])
+
+    def derivative(x):
+        return jax.grad(lambda x: jnp.sum(zen.all_reduce(2 * x, harness.AXIS, scheme="zen")))(x)
+
+    with jax.set_mesh(mesh):
+        refuses(lambda: jax.vmap(derivative, axis_name=harness.AXIS)(GRADIENT), "zen_partition", "jax.grad")
 
 
 # --- synchronize, plans, value_and_grad -------------------------------------------------------------------------

@@ -73,6 +73,14 @@ def test_a_warm_up_sends_more_at_first_and_training_goes_on_with_lists(books, li
     assert losses(tmp_path / "zen" / "metrics.jsonl") == [step["loss"] for step in of_steps]
 
 
+@pytest.mark.parametrize(("before", "after"), [("40", "0"), ("0", "40")])
+def test_a_run_does_not_resume_inside_another_warm_up(books, tmp_path, capsys, before, after):
+    options = ["--data", str(books), "--out", str(tmp_path), *TINY, "--sync", "zen", "--steps", "2"]
+    assert app.main(EXAMPLE, [*options, "--warmup", before, "--checkpoint-every", "2"]) == 0
+    error = refused(app.main(EXAMPLE, [*options, "--warmup", after, "--resume"]), capsys)
+    assert f"warmup={before}, but this run has warmup={after}" in error
+
+
 def test_without_compression_it_learns_too(books, tmp_path, capsys):
     options = ["--data", str(books), "--out", str(tmp_path), *TINY, "--density", "1", "--sync", "dense"]
     assert app.main(EXAMPLE, options) == 0

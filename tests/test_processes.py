@@ -214,7 +214,7 @@ def test_workers_started_with_another_seed_end_before_they_train(tmp_path):
 @pytest.mark.multiprocess
 def test_a_host_that_does_not_share_the_folder_of_checkpoints_is_named_before_training(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
-    with kills.Run(here, 2, "--checkpoint-every", "2", own={1: ["--out", str(there)]}) as run:
+    with kills.Run(here, 2, own={1: ["--out", str(there)]}) as run:
         for code, errors in run.ends().values():
             assert code == 2 and "see what process 0 writes there: 1\n" in errors, errors
     assert not [*here.iterdir(), *there.iterdir()]

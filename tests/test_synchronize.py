@@ -1,7 +1,7 @@
 """The optax transformation: alone and in a chain, MultiSteps and masked, on trees of every kind."""
 
 import itertools
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 
 import harness
 import jax
@@ -224,6 +224,13 @@ def test_specs_of_a_state_from_those_of_the_parameters():
     assert optax.tree.get(specs, "info") == "all"
     assert jax.tree.structure(specs).num_leaves == 4 * len(jax.tree.leaves(PARAMS)) + 3  # two counts and info
     assert zen.synchronize(harness.AXIS).init({"a": None, "b": optax.MaskedNode()}).info == {}
+
+
+def test_a_custom_node_without_parameters():
+    node = jax.tree_util.register_dataclass(make_dataclass("Identity", []))()
+    transform = zen.synchronize(harness.AXIS)
+    updates, state = transform.update(node, transform.init(node))
+    assert updates == node and jax.tree.structure(state) == jax.tree.structure(transform.init(node))
 
 
 def test_partition_of_leaves():

@@ -116,7 +116,7 @@ def check_not_sharded(name: str, x: Array) -> None:
         check_not_sharded(name, x)  # now that it has the axis of an enclosing vmap, which may be sharded too
         return x, True
 
-    unmapped(x)
+    unmapped(lax.stop_gradient(x))
 
 
 def other_manual_axes(axis_name: AxisName) -> tuple:

@@ -106,8 +106,8 @@ def _set_up(example: Example, options: argparse.Namespace, *, alone: bool) -> tu
         raise BadInput(f"--sync {ROW_SPARSE}: a step of {example.name} reads whole tables, not rows of them")
     same = {name: value for name, value in dataclasses.asdict(config).items() if name not in _OWN}
     zen.check_agreement(**same, training_data=digest, params=task.params, synchronize=task.synchronize)
-    if jax.process_count() > 1 and (config.checkpoint_every or config.resume):
-        check_shared(config.out)  # else checkpoints would be incomplete, and resuming from them would hang
+    if jax.process_count() > 1:
+        check_shared(config.out)  # else a checkpoint, which a SIGTERM alone causes, would hang or be incomplete
     return config, workers, task, digest
 
 

@@ -5,7 +5,6 @@ of the sparsifiers' states, so that what was still to be sent is sent, and with 
 """
 
 import contextlib
-import dataclasses
 import secrets
 import textwrap
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 import zen_jax as zen
-from examples.common.config import RESUMABLE, Config
+from examples.common.config import Config
 from examples.common.errors import BadInput
 from examples.common.loop import KINDS, State
 from examples.common.workers import REPLICATED, Workers
@@ -47,9 +46,7 @@ class Checkpoints:
     """The checkpoints of one run, in their own folder; `data` is the digest of what it trains on."""
 
     def __init__(self, folder: Path, config: Config, workers: Workers, data: str):
-        self._folder, self._workers, self._steps = folder.absolute(), workers, config.steps
-        fixed = {name: str(value) for name, value in dataclasses.asdict(config).items() if name not in RESUMABLE}
-        self._about = {"zen_jax": zen.__version__, "training_data": data, **fixed}
+        self._folder, self._workers, self._config, self._data = folder.absolute(), workers, config, data
         options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, enable_async_checkpointing=False)
         handlers = {"state": ocp.StandardCheckpointHandler(), "about": ocp.JsonCheckpointHandler()}
         self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
@@ -70,7 +67,7 @@ class Checkpoints:
         # The loss of this step is that of the parameters before it.
         if not all(np.isfinite(leaf.addressable_data(0)).all() for leaf in jax.tree.leaves(state.params)):
             raise self.diverged(f"the parameters after step {steps} are NaN or infinite")
-        about = {"workers": self._workers.count, **self._about}
+        about = {"workers": self._workers.count, **self._about(steps)}
         args = {"state": ocp.args.StandardSave(_named(state)), "about": ocp.args.JsonSave(about)}
         self._manager.save(steps, args=ocp.args.Composite(**args))
 
@@ -110,19 +107,25 @@ class Checkpoints:
             args = ocp.args.Composite(about=ocp.args.JsonRestore())
             about = self._manager.restore(self.last(), args=args)["about"]
             count = about.pop("workers")
-        for name in sorted(about.keys() | self._about.keys()):
-            saved, wanted = about.get(name), self._about.get(name)
-            if saved != wanted:
+        own = self._about(self.last())
+        for name in sorted(about.keys() | own.keys()):
+            if about.get(name) != own.get(name):
                 raise ValueError(
-                    f"the checkpoint in {self._folder} was made with {name}={saved}, but this run has {name}={wanted}: "
+                    f"the checkpoint in {self._folder} was made with {name}={about.get(name)}, but this run has "
+                    f"{name}={own.get(name)}: "
                     "resume with what it was made with, or give another --out"
                 )
-        if self.last() > self._steps:
+        if self.last() > self._config.steps:
             raise ValueError(
-                f"the checkpoint in {self._folder} was made after step {self.last()}, but --steps is {self._steps}: "
-                "give more steps, or another --out"
+                f"the checkpoint in {self._folder} was made after step {self.last()}, but --steps is "
+                f"{self._config.steps}: give more steps, or another --out"
             )
         return count
+
+    def _about(self, steps: int) -> dict[str, str]:
+        """What must be the same in a run that resumes after `steps` steps."""
+        fixed = {name: str(value) for name, value in self._config.fixed(steps).items()}
+        return {"zen_jax": zen.__version__, "training_data": self._data, **fixed}
 
     def _read(self, wanted: State) -> State:
         """The arrays of the last checkpoint, with the shapes and shardings in `wanted`."""

@@ -48,9 +48,12 @@ class Config:
     checkpoint_every: int = option(0, "steps between checkpoints, 0 for none", least=0)
     resume: bool = option(False, "continue from the last checkpoint in --out, if there is one")
 
+    def fixed(self, steps: int) -> dict[str, Any]:
+        """The options that must be the same when a run is resumed after `steps` steps."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in _RESUMABLE}
 
-RESUMABLE = ("data", "sync", "workers", "machines", "steps", "out", "checkpoint_every", "resume", "warmup", "compact")
-"""Options that may differ when a run is resumed, those of single examples too."""
+
+_RESUMABLE = ("data", "sync", "workers", "machines", "steps", "out", "checkpoint_every", "resume")
 
 
 def add_options(parser: argparse.ArgumentParser, config: type[Config]) -> None:

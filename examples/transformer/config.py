@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from examples.common import config
 from examples.common.config import option
@@ -26,3 +27,9 @@ class Config(config.Config):
     length: int = option(32, "words per stream and step, all of which the model sees", least=1)
     learning_rate: float = option(0.3, "learning rate of SGD")
     out: Path = option(Path("runs/transformer"), "where results and checkpoints go")
+
+    def fixed(self, steps: int) -> dict[str, Any]:
+        """Not how long a warm-up was that is over, nor whether lists are used, which change no bit."""
+        fixed = super().fixed(steps) | {"warmup": self.warmup if steps < self.warmup else 0}
+        del fixed["compact"]
+        return fixed

@@ -196,9 +196,8 @@ struct IsaImpl {
   static void move(const Update* update, const T* residual, const T* velocity, Momentum<T> how, int64_t count, T* total,
                    T* new_velocity) {
     ZEN_INDEPENDENT for (int64_t i = 0; i < count; ++i) {
-      const T gained = multiply_add(how.momentum, velocity[i], widened(update[i]) * how.scale);
-      total[i] = residual[i] + gained;
-      new_velocity[i] = gained;
+      new_velocity[i] = multiply_add(how.momentum, velocity[i], widened(update[i]) * how.scale);
+      total[i] = residual[i] + new_velocity[i];
     }
   }
 

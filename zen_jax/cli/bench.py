@@ -74,9 +74,10 @@ def run(options: argparse.Namespace) -> output.Result | None:
     place = workers.find_place(options.coordinator, options.processes, options.rank, alone=options.workers is not None)
     if (options.gbps is None) != (options.latency_us is None):
         raise ValueError("--gbps and --latency-us go together. Leave both out to measure the links.")
-    if options.interface is not None and place is None:
-        raise ValueError("--interface counts bytes between hosts. Leave it out, or give --coordinator.")
-    workers.received_bytes(options.interface)
+    if options.interface is not None:
+        if place is None:
+            raise ValueError("--interface counts bytes between hosts. Leave it out, or give --coordinator.")
+        workers.received_bytes(options.interface)
     steps = gradients.read(options.gradients)
     if place is not None:
         output.say("waiting for the other processes, for at most five minutes")
@@ -125,7 +126,7 @@ def _bench(
             gather=workers.gather,
             steps=len(steps),
             repeats=options.repeats,
-            received=partial(workers.received_bytes, options.interface),
+            received=partial(workers.received_bytes, options.interface) if counted else None,
             report=say,
         )
     if jax.process_index() > 0:

@@ -35,7 +35,7 @@ def _document(
                 "all": timing.seconds,
             },
             "first_call": timing.first_call,
-            "received": timing.received or None,
+            "received": timing.received,
             "bytes": timing.info["bytes_pushed"] + timing.info["bytes_pulled"],
             "estimate": estimate.total(timing.name)[0],
             "speed_up": slow / timing.median,
@@ -61,7 +61,7 @@ def _text(document: Mapping[str, Any]) -> str:
         ratios = [row["info"][f"imbalance_{way}"] for way in ("push", "pull")]
         imbalance = ", ".join(f"{ratio:.2f}" for ratio in ratios if ratio)
         numbers = (f"{row['estimate'] * 1e3:.2f}", f"{row['speed_up']:.2f}")
-        sizes = (f"{row['bytes'] / 1e6:.3f}", f"{row['received'] / 1e6:.3f}" if row["received"] else "")
+        sizes = (f"{row['bytes'] / 1e6:.3f}", "" if row["received"] is None else f"{row['received'] / 1e6:.3f}")
         rows.append((row["scheme"], *times, *sizes, imbalance, *numbers))
     bound = document["lower bound"]
     rows.append(("lower bound", "", "", "", f"{bound['bytes'] / 1e6:.3f}", "", "", f"{bound['seconds'] * 1e3:.2f}", ""))

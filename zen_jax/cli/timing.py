@@ -29,7 +29,7 @@ class Timing:
 
     name: str
     seconds: tuple[float, ...]  # of each call, from a barrier to the end of its slowest process
-    received: float  # bytes in a call, by the counters, barriers included; mean over processes and calls
+    received: float | None  # bytes in a call, by the counters, barriers included; mean over processes and calls
     first_call: float  # seconds, compiling included
     info: dict[str, float]  # means over the calls
 
@@ -44,7 +44,7 @@ def time_cases(
     gather: Callable[[np.ndarray], np.ndarray],
     steps: int,
     repeats: int,
-    received: Callable[[], int],
+    received: Callable[[], int] | None = None,
     report: Callable[[str], None] = say,
 ) -> list[Timing]:
     """Times every case on the same gradients. Each process calls it with the same arguments.
@@ -56,7 +56,7 @@ def time_cases(
       gather: from float64 [...] of this process to [processes, ...] of all; waits for all of them.
       steps: how many steps' gradients there are; calls cycle through them.
       repeats: timed calls of each case.
-      received: bytes that this process has received so far, by a counter.
+      received: bytes that this process has received so far, by a counter; None for no counter.
       report: called with a line about what has been done.
 
     >>> class Sleep:
@@ -65,8 +65,7 @@ def time_cases(
     ...         return lambda: time.sleep(0.001)
     ...     def info(self, result):
     ...         return {"bytes_pushed": 0.0}
-    >>> how = {"gather": lambda x: x[None], "received": lambda: 0, "report": lambda line: None}
-    >>> sleep, = time_cases([Sleep()], steps=1, repeats=3, **how)
+    >>> sleep, = time_cases([Sleep()], gather=lambda x: x[None], steps=1, repeats=3, report=lambda line: None)
     >>> len(sleep.seconds), sleep.median > 0.001, sleep.info
     (3, True, {'bytes_pushed': 0.0})
     """
@@ -76,23 +75,30 @@ def time_cases(
         case.prepare(0)()
         first_calls.append(time.perf_counter() - start)
         report(f"compiled {case.name} in {first_calls[-1]:.1f} s ({number} of {len(cases)})")
+    count = received or (lambda: 0)
     measured = np.zeros((2, len(cases), repeats))  # seconds, bytes received
     infos: list[list[dict[str, float]]] = [[] for _ in cases]
     for repeat in range(repeats):
         for i, case in enumerate(cases):
             call = case.prepare(repeat % steps)
             gather(np.zeros(1))
-            before, start = received(), time.perf_counter()
+            before, start = count(), time.perf_counter()
             result = call()
             seconds = time.perf_counter() - start
             gather(np.zeros(1))  # slower processes may still receive
-            measured[:, i, repeat] = seconds, received() - before
+            measured[:, i, repeat] = seconds, count() - before
             infos[i].append(case.info(result))
         report(f"timed call {repeat + 1} of {repeats}")
     by_process = gather(measured)
     slowest, wire = by_process[:, 0].max(axis=0), by_process[:, 1].mean(axis=(0, 2))
     return [
-        Timing(case.name, tuple(map(float, slowest[i])), float(wire[i]), first_calls[i], _means(infos[i]))
+        Timing(
+            case.name,
+            tuple(map(float, slowest[i])),
+            float(wire[i]) if received else None,
+            first_calls[i],
+            _means(infos[i]),
+        )
         for i, case in enumerate(cases)
     ]
 

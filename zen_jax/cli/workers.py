@@ -90,14 +90,12 @@ def place_stack(stack: PyTree, mesh: Mesh) -> PyTree:
     return jax.block_until_ready(jax.tree.map(place, stack))
 
 
-def received_bytes(interface: str | None) -> int:
-    """Bytes that this host has received over a network interface since it came up; 0 for None.
+def received_bytes(interface: str) -> int:
+    """Bytes that this host has received over a network interface since it came up.
 
     Raises:
       ValueError: if there is no such interface, or no Linux.
     """
-    if interface is None:
-        return 0
     try:
         return int((_INTERFACES / interface / "statistics" / "rx_bytes").read_text())
     except OSError as error:

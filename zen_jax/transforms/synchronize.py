@@ -126,6 +126,8 @@ def synchronize(
     def update(updates: PyTree, state: SynchronizeState | None, params: PyTree = None, **_: Any):
         del params
         named = named_leaves(updates)
+        if not named and state is not None:
+            return updates, state
         check(named, _axis.axis_size(axis_name))
         if intra_axis is not None:
             _axis.axis_size(intra_axis, "intra_axis")
