@@ -76,7 +76,7 @@ def main() -> None:
     n = options.n
     gradients = embedding_gradients(n, options.rows, options.columns, options.tokens)
     profile = zen.profile(gradients, unit="auto")
-    plan = zen.plan(profile, zen.Cluster(n, inter_gbps=1), schemes=("dense_ordered", "auto")).leaves[""]
+    plan = zen.plan(profile, zen.Cluster(n, inter_gbps=1), schemes=("dense_ordered", "auto")).leaves["(array)"]
     if plan.capacity is None:
         sys.exit("error: this gradient is sent dense. Give more --rows or fewer --tokens.")
     calls = kernel_calls(gradients, plan)

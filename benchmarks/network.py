@@ -57,7 +57,7 @@ def make_problem(
 
     profile = zen.profile(*map(indicator, range(PLAN_STEPS)))
     profile.save(folder / "profile.json")
-    cluster, known = zen.Cluster(n, inter_gbps=gbps), list(candidates(profile.leaves[""], n))
+    cluster, known = zen.Cluster(n, inter_gbps=gbps), list(candidates(profile.leaves["(array)"], n))
     cases = {}
     for name, fixed in wanted.items():
         fitting = [each for each in known if all(getattr(each, key) == value for key, value in fixed.items())]

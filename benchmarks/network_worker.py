@@ -29,7 +29,7 @@ class Processes:
         if rate == group.UNLIMITED:
             return {}
         cluster = zen.calibrate(self.mesh)
-        leaf = zen.SparsityProfile.load(self.problem.notes["profile"]).leaves[""]
+        leaf = zen.SparsityProfile.load(self.problem.notes["profile"]).leaves["(array)"]
         known = list(candidates(leaf, self.size))
         seconds = {
             name: each.seconds(cluster, self.size)

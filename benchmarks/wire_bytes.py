@@ -39,7 +39,7 @@ def main() -> None:
         return jnp.broadcast_to(jnp.asarray(touched, jnp.float32)[:, :, None], (n, types, dim))
 
     profile = zen.profile(*(gradients_of(workload.touched(n, step)) for step in range(options.plan_steps)))
-    plan = zen.plan(profile, zen.Cluster(n, inter_gbps=options.gbps)).leaves[""]
+    plan = zen.plan(profile, zen.Cluster(n, inter_gbps=options.gbps)).leaves["(array)"]
 
     def reduce(**how):
         def run(gradient):

@@ -72,17 +72,20 @@ def test_switched_on():
 
 
 def test_without_the_native_module():
-    """If nothing was built, everything runs in pure JAX and backend_info says why."""
+    """If nothing was built, everything runs in pure JAX; backend_info says why, and so does one warning."""
     hide = """
-import importlib.abc, sys
+import importlib.abc, sys, warnings
+warnings.showwarning = lambda message, *_: print(message)
 class Hide(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name.startswith("zen_jax._native_"):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Hide())
 """
-    line, calls, value = child(hide + REPORT).splitlines()
-    assert line.startswith("pure JAX (zen_jax._native_cpu is not there: no working C++ compiler")
+    line, warning, calls, value = child(hide + REPORT).splitlines()
+    reason = "zen_jax._native_cpu is not there: no working C++ compiler"
+    assert line.startswith(f"pure JAX ({reason}")
+    assert reason in warning and "ZEN_JAX_NATIVE=1" in warning and "ZEN_JAX_KERNELS=xla" in warning
     assert (int(calls), float(value)) == (0, 6)
 
 

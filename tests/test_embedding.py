@@ -1,5 +1,6 @@
 """Embedding lookups: values, bags, gradients and whole models are those of dense tables."""
 
+import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -97,14 +98,18 @@ BAD = {
     "cast ids": (
         lambda t: embedding.value_and_grad(
             lambda p: embedding.lookup(jax.tree.map(lambda x: x.astype(jnp.bfloat16), p), np.array([1])).sum(),
-            lambda: {"": np.array([1])},
+            lambda: {"(array)": np.array([1])},
         )(t),
         "TakenRows has ids of bfloat16, but they must be int32",
     ),
     "no bag": (lambda t: embedding.bag(t, np.int32(1)), "must have a last axis"),
     "name": (
         lambda t: embedding.value_and_grad(lambda p: 0.0, lambda: {"tabel": np.array([1])})({"table": t}),
-        "lookups names tabel, but params have table",
+        "lookups names 'tabel', but params have 'table'",
+    ),
+    "no function": (
+        lambda t: embedding.value_and_grad(lambda p: 0.0, {"table": np.array([1])}),
+        "lookups is a dict, but must be a function",
     ),
     "an array of ids": (
         lambda t: embedding.value_and_grad(lambda p, i: 0.0, lambda i: i)({"table": t}, jnp.array([1])),
@@ -118,7 +123,7 @@ BAD = {
         lambda t: embedding.value_and_grad(lambda p: 0.0, lambda: {"table": np.array([1])}, padding_id={"tabel": 0})(
             {"table": t}
         ),
-        "padding_id names tabel, but lookups have table",
+        "padding_id names 'tabel', but lookups have 'table'",
     ),
 }
 
@@ -145,6 +150,8 @@ def test_modules_keep_their_table_in_param_dtype_and_give_dtype(combiner):
     nnx_model = embedding.nnx.Embed(V, D, rngs=nnx.Rngs(0), **options)
     assert params["params"]["embedding"].dtype == nnx_model.embedding.get_value().dtype == jnp.float32
     assert linen.apply(params, ids).dtype == nnx_model(ids).dtype == jnp.bfloat16
+    with pytest.raises(flax.errors.ScopeParamShapeError):
+        embedding.linen.Embed(V + 1, D, **options).apply(params, ids)
 
 
 @pytest.mark.parametrize("bad", [-1, V, V + 1, 2**31 - 1])
@@ -233,7 +240,7 @@ def test_nothing_but_the_table_is_as_large_as_the_table():
     """In lookup, backward pass, synchronisation and update, only the new table and state have V rows."""
     rows, optimizer = 100_003, embedding.lazy(optax.sgd(0.1, momentum=0.9))
     chain = optax.chain(zen.synchronize("data"), optimizer)
-    gradient = embedding.value_and_grad(lambda p, i: jnp.sum(embedding.lookup(p, i) ** 2), lambda i: {"": i})
+    gradient = embedding.value_and_grad(lambda p, i: jnp.sum(embedding.lookup(p, i) ** 2), lambda i: {"(array)": i})
 
     def step(params, state, ids):
         updates, state = chain.update(gradient(params, ids)[1], state, params)

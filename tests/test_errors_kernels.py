@@ -34,11 +34,11 @@ import zen_jax as zen
         ),
         (
             lambda: zen.kernels.aggregate(jnp.ones((2, 0), jnp.int32), jnp.ones((2, 0)), jnp.ones(2, jnp.int32), 5),
-            ("capacity=0", "at least 1"),
+            ("values has shape (2, 0)", "room for 1"),
         ),
         (
             lambda: zen.kernels.aggregate(jnp.ones((0, 2), jnp.int32), jnp.ones((0, 2)), jnp.ones(0, jnp.int32), 5),
-            ("n=0", "at least 1"),
+            ("values has shape (0, 2)", "1 to 65535 workers"),
         ),
         (
             lambda: zen.kernels.hash_bitmap_decode(jnp.ones((2, 2), jnp.uint32), jnp.ones((2, 4)), 40),
@@ -46,11 +46,11 @@ import zen_jax as zen
         ),
         (
             lambda: zen.kernels.hash_bitmap_decode(jnp.ones((2, 1), jnp.uint32), jnp.ones((2, 0)), 4),
-            ("capacity=0",),
+            ("values has shape (2, 0)", "room for 1"),
         ),
         (
             lambda: zen.kernels.hash_bitmap_decode(jnp.ones((0, 1), jnp.uint32), jnp.ones((0, 4)), 4),
-            ("n=0", "at least 1"),
+            ("values has shape (0, 4)", "1 to 65535 workers"),
         ),
         (
             lambda: zen.kernels.hash_bitmap_decode(jnp.ones((2, 1), jnp.int32), jnp.ones((2, 4)), 40),

@@ -40,7 +40,7 @@ def test_bytes_are_those_of_info():
     """Run as planned on the profiled gradients, every scheme, and every format once, moves the bytes of the model."""
     n, seen = 3, set()
     stack = jnp.asarray(sparse(np.random.default_rng(n), n, SHAPE, 0.1, np.float16))
-    leaf = zen.profile(stack, unit="row").leaves[""]
+    leaf = zen.profile(stack, unit="row").leaves["(array)"]
     for candidate in costs.candidates(leaf, n):
         formats = candidate.push_format, candidate.pull_format
         assert candidate.nbytes >= costs.lower_bound(leaf, n)
@@ -60,7 +60,7 @@ def test_equations_of_the_paper():
     """Without latency, and apart from headroom and bitmaps, element units cost what Equations 1 and 2 say."""
     n, elements, density = 8, 1 << 18, 0.02
     mask = np.random.default_rng(0).random((n, elements)) < density
-    leaf = zen.profile(jnp.asarray(mask, jnp.float32), unit="element").leaves[""]
+    leaf = zen.profile(jnp.asarray(mask, jnp.float32), unit="element").leaves["(array)"]
     unit, b, m = leaf.units[1], 1e9 / 8, 4 * elements
     cluster = zen.Cluster(n, inter_gbps=1, latency_us=0)
     seconds = {(c.scheme, c.push_format, c.pull_format): c.seconds(cluster, n) for c in costs.candidates(leaf, n)}
@@ -183,8 +183,14 @@ def test_estimate():
     assert nbytes == sum(schemes["zen"].nbytes for schemes in found.leaves.values())
     assert seconds == sum(schemes["zen"].seconds for schemes in found.leaves.values())
     assert "lower bound" in str(found) and "compute time is left out" in str(found)
-    measured = zen.Cluster(8, kernels={"partition": zen.planning.cluster.KernelCost(1e-10, 1e-10)})
+    measured = zen.Cluster(8, kernels={"partition": zen.KernelCost(1e-10, 1e-10)})
     assert "left out" not in str(zen.estimate(PROFILE, measured))
+    with pytest.raises(ValueError, match="scheme='zne' is unknown"):
+        found.under("zne")
+    with pytest.raises(ValueError, match="leaf='tabel' is unknown"):
+        found.best("tabel", ("zen",))
+    with pytest.raises(ValueError, match="schemes='zne' is unknown"):
+        found.best("table", ("zen", "zne"))
     assert found.to_json()["leaves"]["table"]["zen"]["bytes"] == found.leaves["table"]["zen"].nbytes
 
 
@@ -268,7 +274,7 @@ def test_calibrate(monkeypatch):
 def test_simulation_extrapolates():
     """A profile of 8 workers predicts what 16 workers really have, within a tenth."""
     few, many = (zen.profile(jnp.asarray(zipf_gradients(n)), unit="row") for n in (8, 16))
-    guessed, measured = extrapolate(few, 16).leaves[""].units[8], many.leaves[""].units[8]
+    guessed, measured = extrapolate(few, 16).leaves["(array)"].units[8], many.leaves["(array)"].units[8]
     for name in ("unions", "contiguous_push", "contiguous_pull"):
         np.testing.assert_allclose(getattr(guessed, name), getattr(measured, name), 0.1, err_msg=name)
     np.testing.assert_allclose(guessed.groups, measured.groups, 0.1)

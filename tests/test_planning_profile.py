@@ -77,7 +77,7 @@ def assert_profiled(unit, wanted):
 def test_equals_numpy(n, shape, density):
     stack = sparse(np.random.default_rng(n), n, shape, density, by_row=n != 3)
     stack[0].flat[:3] = [np.nan, -0.0, 1e-40]  # NaN and subnormals are non-zero, -0.0 is not
-    leaf = zen.profile(jnp.asarray(stack), seed=SEED).leaves[""]
+    leaf = zen.profile(jnp.asarray(stack), seed=SEED).leaves["(array)"]
     assert set(leaf.units) == set(candidate_widths(shape, n))
     for width, unit in leaf.units.items():
         assert_profiled(unit, expected(stack, width))
@@ -87,7 +87,7 @@ def test_float64_counts_exactly_without_x64():
     """NumPy's float64, which JAX would turn into float32 and zeros."""
     stack = np.zeros((2, 20, 4))
     stack[:, :4], stack[:, 4], stack[:, 5] = 1e-60, np.nan, -0.0
-    leaf = zen.profile(stack, unit="row", seed=SEED).leaves[""]
+    leaf = zen.profile(stack, unit="row", seed=SEED).leaves["(array)"]
     assert leaf.dtype == "float64"
     assert_profiled(leaf.at("row", 2), expected(stack, 4))
     assert leaf.at("row", 2).density == 5 / 20
@@ -97,7 +97,7 @@ def test_units():
     """Elements, rows, any number of columns that divides a row; a unit that was not measured is refused."""
     stack = jnp.asarray(sparse(np.random.default_rng(0), 2, (20, 12), 0.2))
     for unit, width in {"element": 1, "row": 12, 4: 4}.items():
-        leaf = zen.profile(stack, unit=unit, seed=SEED).leaves[""]
+        leaf = zen.profile(stack, unit=unit, seed=SEED).leaves["(array)"]
         assert list(leaf.units) == [width]
         assert_profiled(leaf.at(unit, 2), expected(np.asarray(stack), width))
         with pytest.raises(ValueError, match="was not profiled"):
@@ -110,7 +110,7 @@ masks = st.lists(st.lists(st.booleans(), min_size=40, max_size=40), min_size=4, 
 @given(masks)
 def test_invariants(mask):
     """1 <= densification(k) <= k and it grows ever more slowly; 1 <= skewness <= partitions; 0 <= overlap <= 1."""
-    unit = zen.profile(jnp.asarray(mask, jnp.float32), unit="element").leaves[""].at("element", 4)
+    unit = zen.profile(jnp.asarray(mask, jnp.float32), unit="element").leaves["(array)"].at("element", 4)
     ratios = np.array([unit.densification(k) for k in range(1, 5)])
     assert (ratios >= 1 - 1e-9).all()
     assert (ratios <= np.arange(1, 5) + 1e-9).all()
@@ -129,9 +129,13 @@ def test_steps_merge():
     assert both.steps == 2
     apart = [expected(step, 8) for step in steps]
     for name in ("unions", "overlap"):
-        np.testing.assert_allclose(getattr(both.leaves[""].units[8], name), np.mean([e[name] for e in apart], axis=0))
+        np.testing.assert_allclose(
+            getattr(both.leaves["(array)"].units[8], name), np.mean([e[name] for e in apart], axis=0)
+        )
     for name in ("groups", "push", "pull", "contiguous_push", "contiguous_pull"):
-        np.testing.assert_array_equal(getattr(both.leaves[""].units[8], name), np.max([e[name] for e in apart], axis=0))
+        np.testing.assert_array_equal(
+            getattr(both.leaves["(array)"].units[8], name), np.max([e[name] for e in apart], axis=0)
+        )
 
 
 def test_sample_of_a_large_leaf():
@@ -143,7 +147,7 @@ def test_sample_of_a_large_leaf():
 
     counts = jax.tree.map(lambda x: np.asarray(x[0]), jax.jit(jax.vmap(worker, axis_name="w"))(stack))
     sampled = leaf_profile((1 << 15, 4), "float32", [{1: counts}]).units[1]
-    whole = zen.profile(stack, unit="element").leaves[""].units[1]
+    whole = zen.profile(stack, unit="element").leaves["(array)"].units[1]
     assert int(counts.units) < whole.units / 4
     assert sampled.units == whole.units
     np.testing.assert_allclose(sampled.unions, whole.unions, 0.05)
@@ -161,7 +165,7 @@ def test_sample_of_neighbours(monkeypatch):
     profiler = zen.Profiler()
     transform = zen.synchronize(harness.AXIS, plan=profiler, scheme="dense")
     harness.spmd(lambda g: transform.update(g, None)[0], "vmap", n)(gradients)
-    densities = [unit.density for unit in profiler.profile().leaves[""].units.values()]
+    densities = [unit.density for unit in profiler.profile().leaves["(array)"].units.values()]
     np.testing.assert_allclose(densities, 0.25, atol=0.02)
 
 
@@ -195,7 +199,7 @@ def test_live_beside_a_model_axis():
     specs = {"in_specs": PartitionSpec(harness.AXIS, "model"), "out_specs": PartitionSpec("model")}
     jax.jit(jax.shard_map(worker, mesh=mesh, **specs))(shards)
     profile = profiler.profile()
-    assert profile.steps == 1 and profile.leaves[""].at("row", 2).nonzero == 800
+    assert profile.steps == 1 and profile.leaves["(array)"].at("row", 2).nonzero == 800
     [of_group] = profiler._reports.values()
     reports = list(of_group.values())
     assert len(reports) == 4
@@ -212,7 +216,7 @@ def test_info_beside_a_model_axis_is_of_the_largest_shard(check_vma):
     worker = lambda g: transform.update(g[0, 0], None)[1]  # noqa: E731
     specs = {"in_specs": PartitionSpec(harness.AXIS, "model"), "out_specs": PartitionSpec()}
     state = jax.jit(jax.shard_map(worker, mesh=mesh, check_vma=check_vma, **specs))(shards)
-    assert float(state.info[""].density) == 16 / 64
+    assert float(state.info["(array)"].density) == 16 / 64
 
 
 def test_live_in_parts():

@@ -226,7 +226,7 @@ def test_synchronize_every_size_of_message(num_rows):
         ids, rows = ids.astype(np.int32), integers(N, K, WIDE)
         gradient, state = run((ids, rows))
         assert_reduced(gradient, ids, rows, num_rows, divisor=N)
-        info = jax.tree.map(lambda field: float(field[0]), state.info[""])
+        info = jax.tree.map(lambda field: float(field[0]), state.info["(array)"])
         assert name != "nothing" or info.density_reduced == 0
         assert name != "all on one server" or info.imbalance_push == N
 

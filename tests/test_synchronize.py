@@ -269,6 +269,20 @@ def test_plan():
     assert bytes_moved["plan"] <= bytes_moved["default"] < 0.25 * info.bytes_dense
 
 
+def test_a_plan_brings_its_seed():
+    stacked = {"table": sparse(RNG, N, (4001,), 0.05)}
+    plan = zen.plan(zen.profile(stacked, unit="element", seed=3), SLOW, schemes=("dense_ordered", "zen"))
+    assert plan.leaves["table"].scheme == "zen"
+
+    def imbalance(**options):
+        _, state = step(zen.synchronize(harness.AXIS, **options), stacked, {"table": jnp.zeros(4001)})
+        return optax.tree.get(state, "info")["table"].imbalance_push
+
+    known = {"scheme": "zen", "unit": plan.leaves["table"].unit, "dense_below": 0}
+    np.testing.assert_array_equal(imbalance(plan=plan, seed=4, dense_below=0), imbalance(seed=3, **known))
+    assert not np.array_equal(imbalance(seed=3, **known), imbalance(seed=4, **known))
+
+
 def test_outgrown_plan_loses_nothing():
     thin = {"table": jnp.asarray(sparse(RNG, N, (401, 8), 0.01))}
     plan = zen.plan(zen.profile(thin, unit="auto"), SLOW, schemes=("dense_ordered", "auto"))

@@ -12,6 +12,8 @@ from zen_jax.info import total as total
 from zen_jax.planning.autotune import autotune as autotune
 from zen_jax.planning.calibrate import calibrate as calibrate
 from zen_jax.planning.cluster import Cluster as Cluster
+from zen_jax.planning.cluster import KernelCost as KernelCost
+from zen_jax.planning.cluster import Link as Link
 from zen_jax.planning.estimate import estimate as estimate
 from zen_jax.planning.plan import LeafPlan as LeafPlan
 from zen_jax.planning.plan import Plan as Plan

@@ -83,6 +83,7 @@ def _custom_call(
 ) -> tuple[Array, ...]:
     library = _native.library(platform, target)
     if library is None:
+        _native.warn_of_pure_jax(platform)
         return _pure_jax(*operands, batch=batch, **others)
     types = [jax.ShapeDtypeStruct(*result) for result in results]
     if platform == "cuda" and cuda_scratch is not None:

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import warnings
 from functools import cache
 from types import ModuleType
 
@@ -10,6 +11,7 @@ import jax
 from zen_jax.errors import check_choice
 
 _PLATFORMS = {"cpu": ("_native_cpu", "cpu"), "cuda": ("_native_cuda", "CUDA")}
+_INSTALL = {"cpu": "ZEN_JAX_NATIVE=1", "cuda": "ZEN_JAX_CUDA=1"}
 _SWITCH = "ZEN_JAX_KERNELS"
 _ISA = "ZEN_JAX_CPU_ISA"
 _ISAS = ("avx512", "avx2", "scalar")
@@ -45,6 +47,19 @@ def library(platform: str, target: str | None = None) -> ModuleType | None:
     """
     module, targets, _ = _load(platform)
     return module if target is None or target in targets else None
+
+
+@cache
+def warn_of_pure_jax(platform: str) -> None:
+    """Warns, once, that this process computes without a library that it could have."""
+    module, _, reason = _load(platform)
+    backend = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+    if module is None and platform == backend and os.environ.get(_SWITCH) != "xla":
+        warnings.warn(
+            f"zen_jax computes in pure JAX on {platform}, many times slower than its kernels: {reason}. Install it "
+            f"again with {_INSTALL[platform]}, which fails with the cause, or set {_SWITCH}=xla to accept this.",
+            stacklevel=2,
+        )
 
 
 def backend_info() -> dict[str, str]:

@@ -42,8 +42,8 @@ def all_reduce(
     and 16-bit floats are summed and divided in float32 and rounded once.
 
     Args:
-      x: this worker's gradient, float of any shape. A `SparseGradient` is not densified where "zen", "auto" or
-        "agsparse" move single elements (as its unit "auto" means) without `intra_axis`.
+      x: this worker's gradient, float of any shape. A `SparseGradient` is sent as the list that it is under "zen",
+        "auto" and "agsparse" with unit "auto" or "element" and without `intra_axis`; otherwise it is made dense first.
       axis_name: the axis of shard_map, pmap or vmap(axis_name=...) that the workers lie on.
       op: "mean" or "sum".
       scheme: "zen" (Balanced Parallelism), "dense" (psum), "dense_ordered" (dense, summed in worker order), or "auto":
@@ -52,10 +52,10 @@ def all_reduce(
         "omnireduce" (blocks of 256 elements on contiguous servers) and "sparse_ps" (units on contiguous servers).
       unit: what one index names: "element", "row", an integer number of columns, or "auto" (blocks of a row).
         Choose "element" for gradients produced by a sparsifier.
-      capacity: units expected in the fullest message: None for a ladder over all densities, an integer for the
-        scheme's first exchange, or a tuple with an integer or None for each exchange: (push, pull), the gather of
-        agsparse, the stages of sparcml. A message that outgrows it takes a larger size; nothing is lost. Dense schemes
-        ignore it.
+      capacity: units that the fullest message is expected to hold, as plans set it; None compiles message sizes for
+        every density. An integer is for the scheme's first exchange; a tuple has an integer or None for each: (push,
+        pull) for zen, auto, omnireduce and sparse_ps, (gather,) for agsparse, one per stage for sparcml. A fuller
+        message takes a larger size; nothing is lost. Dense schemes ignore it.
       hash: "tile" (the tile rotation) or "murmur" (the paper's hash with tables, for comparison); for zen, and for
         auto where it runs zen.
       push_format: for the same schemes, "coo", "bitmap" over a server's units, or "auto": the smaller of the two,

@@ -64,6 +64,15 @@ def check_capacity(value: Any) -> None:
         raise ValueError(f"capacity={value} must be at most 2**31 - 1 units. Give the number expected, or None.")
 
 
+def check_message_rows(name: str, shape: tuple[int, ...]) -> None:
+    """Refuses messages [n, C, ...] of no workers or of too many, or that have no room."""
+    if not 1 <= shape[0] <= MAX_WORKERS or not 1 <= shape[1] <= MAX_UNITS:
+        raise ValueError(
+            f"{name} has shape {tuple(shape)}, but must have one row for each of 1 to {MAX_WORKERS} workers, each with "
+            "room for 1 to 2**31 - 1 units."
+        )
+
+
 def check_integers(name: str, value: Any) -> None:
     if not is_integer(value) and not hasattr(value, "dtype"):
         raise ValueError(f"{name} are a {type(value).__name__}, but they must be one array. Use jnp.asarray.")

@@ -17,9 +17,10 @@ def new_mark(indices: Array) -> Array:
     return jnp.full_like(indices, MARK, shape=(*indices.shape[:-1], 1), dtype=jnp.int32)
 
 
-def is_whole(mark: Array) -> Array:
-    """bool []: True if nothing has computed with the leaf."""
-    return jnp.all(mark == MARK)
+def is_intact(mark: Array, indices: Array, used: Array) -> Array:
+    """bool []: True if nothing has computed with the leaf, whose `used` indices then ascend from 0 or more."""
+    ascending = jnp.all((indices[1:] > indices[:-1]) | ~used[1:]) & jnp.all((indices[:1] >= 0) | ~used[:1])
+    return jnp.all(mark == MARK) & ascending
 
 
 def is_cleared(mark: Array, indices: Array, values: Array) -> Array:

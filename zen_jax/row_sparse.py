@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from zen_jax._dtypes import accumulator_dtype
 from zen_jax._typing import Array
 from zen_jax.errors import MAX_UNITS, check_integers
 from zen_jax.kernels import unique_ids
-from zen_jax.kernels.aggregate import accumulator_dtype
-from zen_jax.mark import MARK, is_cleared, is_whole, new_mark
+from zen_jax.mark import MARK, is_cleared, is_intact, new_mark
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["ids", "rows", "mark"], meta_fields=["num_rows"])
@@ -157,12 +157,11 @@ def nan_if_altered(gradient: RowSparseGradient) -> RowSparseGradient:
     check_intact(gradient)
     cleared = is_cleared(gradient.mark, gradient.ids, gradient.rows)
     ids, mark = jnp.where(cleared, gradient.num_rows, gradient.ids), jnp.where(cleared, MARK, gradient.mark)
-    ascending = jnp.all((ids[1:] > ids[:-1]) | (ids[1:] >= gradient.num_rows)) & jnp.all(ids >= 0)
-    whole = ascending & is_whole(mark)
+    intact = is_intact(mark, ids, used=ids < gradient.num_rows)
     return replace(
         gradient,
-        ids=jnp.where(whole, ids, jnp.arange(ids.size, dtype=jnp.int32)),
-        rows=jnp.where(whole, gradient.rows, jnp.nan),
+        ids=jnp.where(intact, ids, jnp.arange(ids.size, dtype=jnp.int32)),
+        rows=jnp.where(intact, gradient.rows, jnp.nan),
         mark=mark,
     )
 

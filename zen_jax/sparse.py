@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from zen_jax import kernels
 from zen_jax._typing import Array
-from zen_jax.mark import MARK, is_cleared, is_whole, new_mark
+from zen_jax.mark import MARK, is_cleared, is_intact, new_mark
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["indices", "values", "count", "mark"], meta_fields=["shape"])
@@ -108,14 +108,12 @@ def nan_if_altered(gradient: SparseGradient) -> SparseGradient:
             "this one has computed with them. Put the sparsifier right before zen_jax.synchronize."
         )
     indices, values = jnp.asarray(gradient.indices), jnp.asarray(gradient.values)
-    unused = jnp.arange(1, indices.size, dtype=jnp.int32) >= gradient.count
-    ascending = jnp.all((indices[1:] > indices[:-1]) | unused) & jnp.all((indices[:1] >= 0) | (gradient.count <= 0))
     mark = jnp.where(is_cleared(gradient.mark, indices, values), MARK, gradient.mark)
-    whole = is_whole(mark) & ascending
+    intact = is_intact(mark, indices, used=jnp.arange(indices.size, dtype=jnp.int32) < gradient.count)
     return replace(
         gradient,
-        indices=indices.at[:1].set(jnp.where(whole, indices[:1], 0)),
-        values=values.at[:1].set(jnp.where(whole, values[:1], jnp.nan)),
-        count=jnp.where(whole, gradient.count, 1),
+        indices=indices.at[:1].set(jnp.where(intact, indices[:1], 0)),
+        values=values.at[:1].set(jnp.where(intact, values[:1], jnp.nan)),
+        count=jnp.where(intact, gradient.count, 1),
         mark=mark,
     )

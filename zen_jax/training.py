@@ -1,6 +1,7 @@
 """`value_and_grad` for loops under jit: splits the batch over a mesh axis and synchronises the gradients."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import jax
@@ -10,9 +11,9 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from zen_jax import _axis, errors
+from zen_jax._dtypes import accumulator_dtype
 from zen_jax._typing import Array, AxisName, PyTree, Unit
 from zen_jax.embedding.gradient import value_and_grad as with_rows
-from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.planning.buckets import BUCKET_BYTES, DENSE_BELOW
 from zen_jax.planning.plan import Plan
 from zen_jax.planning.profiler import Profiler
@@ -40,9 +41,10 @@ def value_and_grad(
 ) -> Callable[..., Any]:
     """`jax.value_and_grad` over a batch that is split across workers, with gradients reduced by `synchronize`.
 
-    The returned function takes the arguments of `fun` and works inside and outside jit. Arguments in `argnums` and all
-    keyword arguments are the same for every worker; the other positional arguments are batches, whose arrays are
-    split along their first axis (scalars are not split). What is not an array reaches `fun` unchanged.
+    The returned function takes the arguments of `fun`. Call it under `jax.jit`: outside, every call compiles anew.
+    Arguments in `argnums` and all keyword arguments are the same for every worker; the other positional arguments are
+    batches, whose arrays are split along their first axis (scalars are not split). What is not an array reaches `fun`
+    unchanged.
 
     Args:
       fun: the loss of one worker's share of the batch; a scalar, or (scalar, aux) with `has_aux`.
@@ -118,6 +120,7 @@ def value_and_grad(
     else:
         local = with_rows(fun, lookups, has_aux, padding_id=padding_id)
 
+    @wraps(fun, updated=())
     def wrapped(*args: PyTree, **kwargs: PyTree) -> tuple:
         if not all(-len(args) <= position < len(args) for position in differentiated):
             raise ValueError(

@@ -34,15 +34,16 @@ def densified(leaf: Leaf) -> Array:
 def named_leaves(tree: PyTree) -> list[tuple[str, Leaf]]:
     """(name, leaf) for every leaf of a tree, in order.
 
-    None and `optax.MaskedNode` have no leaves. The value of a Flax variable is named like the variable, because
-    optimizers see either. Python numbers become arrays. Raises a ValueError for repeated names or non-gradient leaves.
+    None and `optax.MaskedNode` have no leaves; a single array is the leaf "(array)". The value of a Flax variable is
+    named like the variable, because optimizers see either. Python numbers become arrays. Raises a ValueError for
+    repeated names or non-gradient leaves.
 
     >>> import jax.numpy as jnp
     >>> [name for name, _ in named_leaves({"embed": {"table": jnp.zeros(2)}, "bias": None})]
     ['embed/table']
     """
     leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_sparse_leaf)[0]
-    names = [jax.tree_util.keystr(_of_variable(path), simple=True, separator="/") for path, _ in leaves]
+    names = [jax.tree_util.keystr(_of_variable(path), simple=True, separator="/") or "(array)" for path, _ in leaves]
     named = [(name, _typed(name, leaf)) for name, (_, leaf) in zip(names, leaves, strict=True)]
     twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
     if twice:

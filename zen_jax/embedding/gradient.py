@@ -1,6 +1,7 @@
 """`value_and_grad` with row-sparse gradients of tables."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from typing import Any
 
 import jax
@@ -23,8 +24,8 @@ def value_and_grad(
       fun: a loss fun(params, *args, **kwargs) that reads its tables only through `lookup` and `bag`: it gets a
         `TakenRows` in place of each. It returns a scalar, or (scalar, aux) with `has_aux`.
       lookups: a function of the same args, without kwargs, that returns the ids that fun looks up, by the table's name
-        in params ("encoder/table"): an integer array or a tree of them. A table that is read twice has one entry with
-        all ids.
+        in params ("encoder/table", or "(array)" if params are the table): an integer array or a tree of them. A table
+        that is read twice has one entry with all ids.
       has_aux: whether `fun` returns auxiliary data.
       padding_id: the id that names no row: one for all tables, or a mapping by name.
 
@@ -34,7 +35,8 @@ def value_and_grad(
       are looked up.
 
     Raises:
-      ValueError: for lookups that return no mapping, a name that params or lookups lack, and as in `take_rows`.
+      ValueError: for lookups that are no function or return no mapping, a name that params or lookups lack, and as in
+        `take_rows`.
 
     >>> import jax.numpy as jnp
     >>> from zen_jax.embedding import lookup
@@ -47,6 +49,13 @@ def value_and_grad(
     ([3, 500, 1000], [[2.0, 4.0], [1.0, 2.0], [0.0, 0.0]])
     """
 
+    if not callable(lookups):
+        raise ValueError(
+            f"lookups is a {type(lookups).__name__}, but must be a function of the batch that returns the ids by the "
+            'table\'s name in params. Use lambda ids: {"table": ids}.'
+        )
+
+    @wraps(fun, updated=())
     def wrapped(params: PyTree, *args: Any, **kwargs: Any) -> tuple[Any, PyTree]:
         named = named_leaves(params)
         treedef = jax.tree.structure(params)
@@ -83,6 +92,10 @@ def _take(
         unknown = sorted(set(names) - set(known))
         if unknown:
             raise ValueError(
-                f"{argument} names {', '.join(unknown)}, but {owner} have {', '.join(known)}. Use names from {owner}."
+                f"{argument} names {_quoted(unknown)}, but {owner} have {_quoted(known)}. Use names from {owner}."
             )
     return {name: take_rows(tables[name], of_table, padding_id=padding.get(name)) for name, of_table in ids.items()}
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))

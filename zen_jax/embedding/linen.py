@@ -11,6 +11,8 @@ from zen_jax.embedding.lookup import is_taken, looked_up
 class Embed(nn.Module):
     """Like `flax.linen.Embed`, for `zen_jax.embedding.value_and_grad`; supports bags and padding.
 
+    It has no `attend`, which reads the whole table and so needs its dense gradient.
+
     Attributes:
       num_embeddings: rows V of the table.
       features: elements D of a row.
@@ -40,11 +42,9 @@ class Embed(nn.Module):
     @nn.compact
     def __call__(self, ids: Array) -> Array:
         """[*ids.shape, D], or [*ids.shape[:-1], D] with a combiner."""
-        if self.has_variable("params", "embedding"):
-            held = self.get_variable("params", "embedding")
-            # In value_and_grad a TakenRows stands for the table: self.param refuses it, and a box would shard it.
-            taken = [leaf for leaf in jax.tree.leaves(held, is_leaf=is_taken) if is_taken(leaf)]
-            table = taken[0] if taken else nn.meta.unbox(held)
-        else:
-            table = self.param("embedding", self.embedding_init, (self.num_embeddings, self.features), self.param_dtype)
+        shape = (self.num_embeddings, self.features)
+        # In value_and_grad a TakenRows stands for the table: self.param refuses it, and a box would shard it.
+        held = self.get_variable("params", "embedding")
+        taken = [leaf for leaf in jax.tree.leaves(held, is_leaf=is_taken) if is_taken(leaf)]
+        table = taken[0] if taken else self.param("embedding", self.embedding_init, shape, self.param_dtype)
         return looked_up(table, ids, self.combiner, self.padding_id, self.dtype)

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from zen_jax._dtypes import accumulator_dtype
 from zen_jax._typing import Array, PyTree
 from zen_jax.errors import check_choice, check_integers, is_integer
 from zen_jax.kernels import unique_ids
-from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.row_sparse import RowSparseGradient, check_rows, widened, widened_dtype
 
 COMBINERS = ("sum", "mean")

@@ -11,6 +11,8 @@ from zen_jax.embedding.lookup import looked_up
 class Embed(nnx.Module):
     """Like `flax.nnx.Embed`, for `zen_jax.embedding.value_and_grad`; supports bags and padding.
 
+    It has no `attend`, which reads the whole table and so needs its dense gradient.
+
     Args:
       num_embeddings: rows V of the table.
       features: elements D of a row.
@@ -44,7 +46,8 @@ class Embed(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         self.embedding = nnx.Param(embedding_init(rngs.params(), (num_embeddings, features), param_dtype))
-        self.combiner, self.padding_id, self.dtype = combiner, padding_id, dtype
+        self.num_embeddings, self.features = num_embeddings, features
+        self.combiner, self.padding_id, self.dtype, self.param_dtype = combiner, padding_id, dtype, param_dtype
 
     def __call__(self, ids: Array) -> Array:
         """[*ids.shape, D], or [*ids.shape[:-1], D] with a combiner."""

@@ -16,16 +16,6 @@ def message_bytes(size: int, capacity: int, width: int, dtype: jnp.dtype) -> int
     return WORD_BYTES * (bitmap_words(size) + 1 + words_for(capacity * width, dtype))
 
 
-def pack_bitmap(words: Array, count: Array) -> Array:
-    """uint32 [W + 1] from a bitmap uint32 [W] and its count."""
-    return jnp.append(words, count.astype(jnp.uint32))
-
-
-def unpack_bitmap(messages: Array) -> tuple[Array, Array]:
-    """The inverse, on messages [n, W + 1]: words [n, W] and counts int32 [n]."""
-    return messages[:, :-1], messages[:, -1].astype(jnp.int32)
-
-
 def pack_units(values: Array, count: Array, capacity: int) -> Array:
     """uint32 words of the first `capacity` of units [R, D]; those beyond `count` become zeros."""
     # A slice would do, but XLA compiles a kernel for each slice size, and none for a custom call.

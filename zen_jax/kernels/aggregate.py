@@ -4,23 +4,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from zen_jax._dtypes import accumulator_dtype
 from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
 from zen_jax.errors import (
     check_at_least,
-    check_capacity,
     check_dtype,
     check_float,
+    check_message_rows,
     check_rank,
     check_shape,
     check_units,
-    check_workers,
 )
-
-
-def accumulator_dtype(dtype: jnp.dtype) -> jnp.dtype:
-    """The dtype in which sums of `dtype` run: float64 for float64, else float32."""
-    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
 
 
 def aggregate(positions: Array, values: Array, counts: Array, size: int, *, divisor: int = 1) -> Array:
@@ -65,9 +60,8 @@ def check_messages(positions: Array, values: Array, counts: Array, size: int, di
     """Refuses messages that cannot be summed into `size` units."""
     check_float("values", values.dtype)
     check_rank("values", values.shape, (2, 3))
+    check_message_rows("values", values.shape)
     n, capacity = values.shape[:2]
-    check_workers(n)
-    check_capacity(capacity)
     check_shape("positions", positions.shape, (n, capacity))
     check_shape("counts", counts.shape, (n,))
     check_dtype("positions", positions.dtype, jnp.int32)

@@ -12,16 +12,11 @@ import numpy as np
 from jax import lax
 
 from zen_jax import selection
+from zen_jax._dtypes import accumulator_dtype
 from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
 from zen_jax.errors import check_at_least, check_dtype, check_float, check_shape
 from zen_jax.hashing import fmix32
-from zen_jax.kernels.aggregate import accumulator_dtype
-
-
-def residual_dtype(dtype: Any) -> jnp.dtype:
-    """The dtype of residuals and velocities of `dtype`: float32 for 16-bit floats, else its own."""
-    return accumulator_dtype(dtype)
 
 
 def send_drawn(update: Array, residual: Array, k: int, step: Array) -> tuple[Array, Array]:
@@ -29,7 +24,8 @@ def send_drawn(update: Array, residual: Array, k: int, step: Array) -> tuple[Arr
 
     Args:
       update: float [...] of at least one element.
-      residual: [...] of `residual_dtype`: what was not sent before. Its buffer is reused for the new residual.
+      residual: [...], float32 for 16-bit floats, else of update's dtype: what was not sent before. Its buffer is reused
+        for the new residual.
       k: how many to send, 1 to size.
       step: uint32 [], a hash; another one gives other elements.
 
@@ -69,7 +65,8 @@ def send_reaching(update: Array, residual: Array, value: float) -> tuple[Array, 
 
     Args:
       update: float [...].
-      residual: [...] of `residual_dtype`: what was not sent before. Its buffer is reused for the new residual.
+      residual: [...], float32 for 16-bit floats, else of update's dtype: what was not sent before. Its buffer is reused
+        for the new residual.
       value: the magnitude, above 0.
 
     Returns:
@@ -104,7 +101,7 @@ def check_leaf(update: Array, residual: Array, velocity: Array | None = None) ->
     """Refuses arrays that cannot be one leaf's update, residual and velocity."""
     check_float("update", update.dtype)
     check_shape("residual", residual.shape, update.shape)
-    check_dtype("residual", residual.dtype, residual_dtype(update.dtype))
+    check_dtype("residual", residual.dtype, accumulator_dtype(update.dtype))
     if velocity is not None:
         check_shape("velocity", velocity.shape, update.shape)
         check_dtype("velocity", velocity.dtype, residual.dtype)

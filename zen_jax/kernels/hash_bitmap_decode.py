@@ -9,14 +9,13 @@ from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
 from zen_jax.errors import (
     check_at_least,
-    check_capacity,
     check_dtype,
     check_float,
+    check_message_rows,
     check_rank,
     check_seed,
     check_shape,
     check_units,
-    check_workers,
 )
 
 
@@ -44,11 +43,10 @@ def hash_bitmap_decode(words: Array, values: Array, size: int, *, seed: int = 0)
     """
     check_float("values", values.dtype)
     check_rank("values", values.shape, (2, 3))
+    check_message_rows("values", values.shape)
     check_at_least("size", size, 0)
     check_seed(seed)
     n, capacity, *row = values.shape
-    check_workers(n)
-    check_capacity(capacity)
     check_shape("words", words.shape, (n, bitmap_words(-(-size // n))))
     check_dtype("words", words.dtype, jnp.uint32)
     rows = values.reshape(n, capacity, *(row or (1,)))

@@ -7,7 +7,6 @@ from zen_jax import hashing
 from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
 from zen_jax.errors import (
-    check_at_least,
     check_capacity,
     check_dtype,
     check_float,
@@ -48,7 +47,8 @@ def partition_coo(
     """
     check_float("values", values.dtype)
     check_rank("indices", indices.shape, (1,))
-    check_at_least("K", indices.size, 1)
+    if not indices.size:
+        raise ValueError("indices has shape (0,), but must have room for an element. Give an unused one, and count 0.")
     check_shape("values", values.shape, indices.shape)
     check_shape("count", jnp.shape(count), ())
     check_dtype("indices", indices.dtype, jnp.int32)

@@ -32,7 +32,8 @@ def send_largest(
 
     Args:
       update: float [...] of at least one element.
-      residual: [...] of `residual_dtype`: what was not sent before. Its buffer is reused for the new residual.
+      residual: [...], float32 for 16-bit floats, else of update's dtype: what was not sent before. Its buffer is reused
+        for the new residual.
       least, most: how many elements to send, 1 <= least <= most <= size; may be traced. See `selection.top_k_mask`.
       velocity: [...] of residual's dtype; velocity = momentum * velocity + scale * update takes update's place, and
         becomes 0 where it is sent. None for no velocity.

@@ -88,7 +88,7 @@ def autotune(
     >>> gradients = jnp.zeros((2, 5000, 64)).at[:, :50].set(1.0)  # two workers
     >>> for _ in range(3):
     ...     reduced = step(gradients)
-    >>> step.plan.leaves[""].scheme
+    >>> step.plan.leaves["(array)"].scheme
     'agsparse'
 
     Source: ZEN (OSDI 2025), section 3.

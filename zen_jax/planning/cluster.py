@@ -48,8 +48,8 @@ class Cluster(JsonDocument):
       inter_gbps: bandwidth of one machine's link, each way, in Gbit/s.
       intra_gbps: bandwidth from one device to others on its machine, each way, in Gbit/s; None for `inter_gbps`.
       latency_us: time of one step of a collective, in microseconds.
-      collectives: measured links of one device, by collective; they replace the figures above.
-      kernels: measured rates, by kernel; without them computing is assumed to take no time.
+      collectives: measured links of one device, a `Link` by name of collective; they replace the figures above.
+      kernels: measured rates, a `KernelCost` by name of kernel; without them computing is assumed to take no time.
 
     Raises:
       ValueError: for counts below 1, bandwidths that are not positive, a negative latency, or an unknown collective or
@@ -116,6 +116,7 @@ class Cluster(JsonDocument):
         devices = self.devices_per_host if n == self.workers else 1
         outside_share = (n - devices) / max(1, n - 1)
         if distance is not None:
+            # Worker i's partner is i ^ distance: on its own machine if 2 * distance divides the number of devices.
             outside_share = float(devices < n and devices % (2 * distance) > 0)
         crossing = nbytes * outside_share * devices if collective in _POINT_TO_POINT else nbytes * (self.hosts > 1)
         staying = nbytes * (1 - outside_share)

@@ -6,22 +6,22 @@ messages (unused room included), indices, bitmaps and agreed counts, (n-1) of ea
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from zen_jax._dtypes import accumulator_dtype
 from zen_jax.formats import coo
 from zen_jax.formats.tensor_block import BLOCK
 from zen_jax.formats.words import WORD_BYTES
-from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.sparsity import LeafProfile, UnitProfile
 from zen_jax.schemes import agsparse, sparcml
 from zen_jax.schemes.dense import dense_bytes
 from zen_jax.schemes.partitioning import Contiguous, Partitioning, TileRotation
-from zen_jax.schemes.pull import PULL_FORMATS
+from zen_jax.schemes.pull import PULL_FORMATS, PullFormat
 from zen_jax.schemes.servers import COUNT_BYTES, push_bytes, sparse_limit
 
 HEADROOM = 1.03  # ratio of a planned capacity to the fullest message profiled
@@ -121,26 +121,28 @@ def _dense(leaf: LeafProfile, n: int) -> Iterator[Candidate]:
 
 def _zen(unit: UnitProfile, leaf: LeafProfile, n: int) -> Iterator[Candidate]:
     """Equation 1, with the measured union in place of gamma^n d and every message as full as the fullest."""
-    hashed = TileRotation(unit.units, n, seed=0)
+    hashed, ordered = TileRotation(unit.units, n, seed=0), next(_dense(leaf, n))
     for formats in itertools.product(PUSH_FORMATS_TO_TRY, PULL_FORMATS_TO_TRY):
-        candidate, falls_back = _on_servers(hashed, unit, leaf, n, (unit.push, unit.pull), *formats)
-        yield Candidate("zen", unit.width, *candidate, *formats)
-        if falls_back:
-            capacity, (agreeing, *_), (partition, *_) = candidate
-            ordered = next(_dense(leaf, n))
-            candidate = capacity, (agreeing, *ordered.exchanges), (partition, *ordered.work)
-        yield Candidate("auto", unit.width, *candidate, *formats)
+        zen = _on_servers("zen", hashed, unit, leaf, n, (unit.push, unit.pull), *formats)
+        auto = replace(zen, scheme="auto")
+        if zen.capacity[0] > sparse_limit(formats[0], _pull(formats[1], hashed, unit, leaf)):
+            # It partitions and agrees on the sizes before it goes dense.
+            exchanges, work = (zen.exchanges[0], *ordered.exchanges), (zen.work[0], *ordered.work)
+            auto = replace(auto, exchanges=exchanges, work=work)
+        yield zen
+        yield auto
 
 
 def _contiguous(scheme: str, unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
     """Equation 1 with the skewness ratio included (appendix B.1)."""
     ranges, fullest = Contiguous(unit.units, n), (unit.contiguous_push, unit.contiguous_pull)
-    candidate, _ = _on_servers(ranges, unit, leaf, n, fullest, "coo", "coo")
+    candidate = _on_servers(scheme, ranges, unit, leaf, n, fullest, "coo", "coo")
     # OmniReduce cuts its own blocks, whatever the unit.
-    return Candidate(scheme, 1 if scheme == "omnireduce" else unit.width, *candidate, "coo", "coo")
+    return replace(candidate, unit=1) if scheme == "omnireduce" else candidate
 
 
 def _on_servers(
+    scheme: str,
     partitioning: Partitioning,
     unit: UnitProfile,
     leaf: LeafProfile,
@@ -148,12 +150,10 @@ def _on_servers(
     fullest: tuple[int, int],
     push_format: str,
     pull_format: str,
-) -> tuple[tuple, bool]:
-    """Capacity, exchanges and work of a scheme with servers, and whether "auto" would fall back to dense."""
-    width, dtype, size = unit.width, np.dtype(leaf.dtype), partitioning.size
-    capacity = tuple(planned_capacity(count, size) for count in fullest)
-    pull = PULL_FORMATS[pull_format](partitioning, width, dtype)
-
+) -> Candidate:
+    """A scheme with servers, whose fullest messages of push and pull hold `fullest` units."""
+    capacity = tuple(planned_capacity(count, partitioning.size) for count in fullest)
+    pull = _pull(pull_format, partitioning, unit, leaf)
     pushed = push_bytes(push_format, pull, capacity[0])
     header = pull.message_bytes(0) if pull_format != "dense" else WORD_BYTES
     body = pull.message_bytes(capacity[1]) - header
@@ -163,7 +163,7 @@ def _on_servers(
         Exchange("all_gather", (n - 1) * header),
         Exchange("all_gather", (n - 1) * body),
     )
-    whole, unit_bytes = leaf.nbytes, width * dtype.itemsize
+    whole, unit_bytes = leaf.nbytes, unit.width * pull.dtype.itemsize
     sent, union = unit.nonzero * unit_bytes, unit.unions[-1] * unit_bytes
     pushing = {
         "coo": (Work("aggregate", whole / n, sent),),
@@ -176,8 +176,11 @@ def _on_servers(
     }
     copied = Work("copy", 2 * n * (pushed + body), 0)
     work = (Work("partition", whole, sent), *pushing[push_format], *pulling[pull_format], copied)
-    falls_back = capacity[0] > sparse_limit(push_format, pull)
-    return (capacity, exchanges, work), falls_back
+    return Candidate(scheme, unit.width, capacity, exchanges, work, push_format, pull_format)
+
+
+def _pull(pull_format: str, partitioning: Partitioning, unit: UnitProfile, leaf: LeafProfile) -> PullFormat:
+    return PULL_FORMATS[pull_format](partitioning, unit.width, np.dtype(leaf.dtype))
 
 
 def _agsparse(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from zen_jax._dtypes import accumulator_dtype
 from zen_jax.errors import check_choice
-from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.costs import Candidate, candidates, lower_bound
 from zen_jax.planning.sparsity import SparsityProfile
@@ -47,16 +47,22 @@ class Estimate:
 
     def best(self, leaf: str, schemes: Sequence[str]) -> Estimated:
         """The fastest of `schemes` for a leaf; among equals, the first in their order."""
+        check_choice("leaf", leaf, self.leaves)
+        for scheme in schemes:
+            check_choice("schemes", scheme, registry.names())
         known = self.leaves[leaf]
         return min((known[scheme] for scheme in schemes if scheme in known), key=lambda each: each.seconds)
 
     def under(self, scheme: str) -> dict[str, Estimated]:
-        """Each leaf under one scheme; under dense_ordered if the scheme cannot take the leaf."""
+        """Each leaf under one scheme; under dense_ordered if the scheme cannot take the leaf.
+
+        Raises a ValueError if the scheme is unknown.
+        """
+        check_choice("scheme", scheme, registry.names())
         return {leaf: known.get(scheme, known["dense_ordered"]) for leaf, known in self.leaves.items()}
 
     def total(self, scheme: str) -> tuple[float, float]:
-        """Total seconds and bytes of all leaves under one scheme; a ValueError if it is unknown."""
-        check_choice("scheme", scheme, registry.names())
+        """Total seconds and bytes of all leaves under one scheme, as `under`."""
         return total_seconds_and_bytes(self.under(scheme).values())
 
     @property

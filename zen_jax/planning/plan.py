@@ -108,16 +108,14 @@ class Plan(JsonDocument):
                     f"{name} is {kind}, but bucket {leaf.bucket} is {kinds[leaf.bucket]}. Give it another bucket."
                 )
 
-    def check(self, named: list[tuple[str, Array]], n: int | None, seed: int) -> None:
-        """Raises a ValueError that says what differs if this is a plan for another tree, n or seed.
+    def check(self, named: list[tuple[str, Array]], n: int | None) -> None:
+        """Raises a ValueError that says what differs if this is a plan for another tree or n.
 
         The leaves may be only part of the tree. If n is None, they are parameters, which tell only their names:
         gradients may have another dtype and, under tensor parallelism inside shard_map, the shape of a shard.
         """
         if n is not None and n != self.n:
             raise ValueError(f"plan is for {self.n} workers, but the axis has {n}. Make a plan for {n} workers.")
-        if seed != self.seed:
-            raise ValueError(f"plan was made with seed={self.seed}, but seed={seed} was given. Use the plan's.")
         lacking = [name for name, leaf in named if name not in self.leaves and not is_row_sparse(leaf)]
         # Row-sparse gradients need no plan. Parameters do not tell which gradients are row-sparse, but hardly all are.
         if lacking and (n is not None or (self.leaves and len(lacking) == len(named))):
@@ -165,7 +163,8 @@ def plan(
 
     Capacities are 3 % above the fullest messages profiled or, if a `Profiler` sampled the leaf, above their estimated
     size: under hashed schemes, Theorem 2's bound. A message that outgrows its capacity is still sent, in the next
-    larger size. Leaves under 1 MiB that are no faster by themselves are fused into dense buckets.
+    larger size. Leaves of fewer bytes than the profile's `dense_below` that are no faster by themselves are fused into
+    dense buckets. `auto` in a plan is zen, with steps that go dense if that moves fewer bytes.
 
     Args:
       profile: from `zen_jax.profile`.

@@ -38,7 +38,7 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
 
     >>> import jax.numpy as jnp
     >>> gradients = jnp.zeros((4, 1000, 64)).at[:, :20].set(1.0)  # four workers, each touched the first 20 rows
-    >>> rows = profile(gradients).leaves[""].at("row", n=4)
+    >>> rows = profile(gradients).leaves["(array)"].at("row", n=4)
     >>> rows.density, rows.densification(4), rows.skewness(4), rows.overlap
     (0.02, 1.0, 4.0, 1.0)
 

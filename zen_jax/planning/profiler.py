@@ -46,7 +46,7 @@ class Profiler:
     >>> gradients = jnp.zeros((2, 5000, 64)).at[:, :50].set(1.0)  # two workers
     >>> step = jax.jit(jax.vmap(lambda g: optimizer.update(g, None)[0], axis_name="data"))
     >>> reduced = step(gradients)
-    >>> profiler.profile().leaves[""].at("row", n=2).density
+    >>> profiler.profile().leaves["(array)"].at("row", n=2).density
     0.01
     """
 

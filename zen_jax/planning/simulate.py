@@ -109,7 +109,7 @@ def simulate(
     >>> import jax.numpy as jnp
     >>> from zen_jax.planning.profile import profile
     >>> gradients = jnp.zeros((4, 10_000, 64)).at[:, :50].set(1.0)
-    >>> print([point.choice[""] for point in simulate(profile(gradients), Cluster(4), workers=(4, 4096)).points])
+    >>> print([point.choice["(array)"] for point in simulate(profile(gradients), Cluster(4), workers=(4, 4096)).points])
     ['agsparse', 'auto']
     """
     schemes = candidate_schemes(schemes)

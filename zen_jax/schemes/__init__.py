@@ -1,4 +1,3 @@
 """Synchronisation schemes: pure functions over a named axis."""
 
-from zen_jax.schemes.registry import get as get
 from zen_jax.schemes.registry import names as names

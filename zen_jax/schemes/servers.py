@@ -13,13 +13,12 @@ from jax import lax
 from zen_jax import _axis
 from zen_jax._typing import Array, AxisName
 from zen_jax.errors import MAX_UNITS, check_units
-from zen_jax.formats import hash_bitmap
 from zen_jax.info import Info, density, make_info
 from zen_jax.schemes.dense import dense_bytes, dense_ordered
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
 from zen_jax.schemes.options import ReduceOptions
 from zen_jax.schemes.partitioning import Partitioning
-from zen_jax.schemes.pull import PULL_FORMATS, EncodedShard, PullFormat
+from zen_jax.schemes.pull import PULL_FORMATS, EncodedShard, PullFormat, pack_header, unpack_header
 from zen_jax.schemes.push import message_format, push
 from zen_jax.sparse import SparseGradient, is_sparse
 from zen_jax.trees import densified
@@ -161,10 +160,7 @@ def _exchange_sparse(
 
     push_rung = rung_for(fullest, push_rungs)
     words, count, shard = lax.switch(push_rung, [partial(push_with, c) for c in push_rungs], *buckets)
-    # The count goes with the header, which saves a collective.
-    headers, shard_counts = hash_bitmap.unpack_bitmap(
-        _axis.all_gather(hash_bitmap.pack_bitmap(words, count), axis_name)
-    )
+    headers, shard_counts = unpack_header(_axis.all_gather(pack_header(words, count), axis_name))
     fullest_shard = options.pmax_over_machine(jnp.max(shard_counts))
     pull_rung = rung_for(fullest_shard, pull_rungs)
     reduced = lax.switch(pull_rung, [partial(pull_with, c) for c in pull_rungs], headers, count, *shard)

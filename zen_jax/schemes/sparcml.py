@@ -8,12 +8,12 @@ import numpy as np
 from jax import lax
 
 from zen_jax import _axis, kernels
+from zen_jax._dtypes import accumulator_dtype
 from zen_jax._typing import Array, AxisName
 from zen_jax.errors import check_units
 from zen_jax.formats import coo
 from zen_jax.formats.words import WORD_BYTES
 from zen_jax.info import Info, density, make_info
-from zen_jax.kernels.aggregate import accumulator_dtype
 from zen_jax.schemes.dense import dense_bytes, divide
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
 from zen_jax.schemes.options import ReduceOptions

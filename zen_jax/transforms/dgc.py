@@ -47,7 +47,8 @@ def dgc(
         velocity = 0 where sent                         momentum factor masking
 
     Momentum is applied here, so the optimizer after it must have none: `optax.chain(zen.dgc(...), zen.synchronize(axis,
-    unit="element"), optax.sgd(rate))`. Weight decay also goes after `synchronize`.
+    unit="element", dense_below=1 << 16), optax.sgd(rate))` (`top_k` explains the options). Weight decay also goes after
+    `synchronize`.
 
     The threshold comes from a sample of a hundredth of the elements and is adapted until it sends at least
     k = ceil(density * size) elements and at most 1.3 k; if equal magnitudes would exceed this, the first of them are

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from zen_jax import errors
+from zen_jax._dtypes import accumulator_dtype
 from zen_jax._typing import Array, AxisName, PyTree
 from zen_jax.kernels import list_largest, send_largest
-from zen_jax.kernels.error_feedback import residual_dtype
 from zen_jax.kernels.send_largest import dense_to_coo
 from zen_jax.kernels.send_largest import reference as send_reference
 from zen_jax.planning.buckets import DENSE_BELOW
@@ -28,7 +28,7 @@ def zeros(params: PyTree) -> PyTree:
     """
     for name, leaf in named_leaves(params):
         errors.check_float(name, leaf.dtype)
-    return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, residual_dtype(jnp.result_type(leaf))), params)
+    return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, accumulator_dtype(jnp.result_type(leaf))), params)
 
 
 def map_leaves(fun: Callable[..., tuple], updates: PyTree, *states: PyTree) -> tuple[PyTree, ...]:

@@ -60,10 +60,10 @@ def synchronize(
       scheme: as in `all_reduce`. Under "dense", fused buckets use `psum`; otherwise they are summed in worker order.
       unit: as in `all_reduce`.
       plan: a `Plan`, which sets scheme, unit, formats, capacities and buckets by leaf in place of `scheme`, `unit`,
-        `bucket_bytes` and `dense_below`; or a `Profiler`, which watches gradients that are synchronised without a plan.
-        The state fits any plan.
+        `bucket_bytes` and `dense_below`, and the seed that its capacities were measured with in place of `seed`; or a
+        `Profiler`, which watches gradients that are synchronised without a plan. The state fits any plan.
       bucket_bytes: largest bucket of fused leaves.
-      dense_below: leaves of fewer bytes than this are fused.
+      dense_below: leaves of fewer bytes than this are fused, and sent with all their zeros.
       seed: seed of the hash, the same on every worker.
       intra_axis: as in `all_reduce`: the axis of a machine's devices, if `axis_name` is the axis of machines. A plan is
         then one for machines. For a `RowSparseGradient`, every device is a worker.
@@ -95,6 +95,7 @@ def synchronize(
     check_unit(unit)
     if plan is not None and not isinstance(plan, Plan | Profiler):
         raise ValueError(f"plan is a {type(plan).__name__}, but must be a zen_jax.Plan, a Profiler or None.")
+    seed = plan.seed if isinstance(plan, Plan) else seed
     axes = _axis.combined_axes(axis_name, intra_axis)
     reduce = partial(all_reduce, axis_name=axis_name, op=op, seed=seed, intra_axis=intra_axis, return_info=True)
 
@@ -102,7 +103,7 @@ def synchronize(
         for name, leaf in named:
             errors.check_float(name, leaf.dtype)
         if isinstance(plan, Plan):
-            plan.check(named, n, seed)
+            plan.check(named, n)
 
     def info_names(named: list[tuple[str, Leaf]]) -> list[str]:
         """The same whatever the plan, so that a state fits any."""

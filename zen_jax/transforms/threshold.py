@@ -20,7 +20,7 @@ def threshold(value: float) -> optax.GradientTransformationExtraArgs:
     """Sends every element that has grown to a magnitude of `value` and keeps the rest for later steps.
 
     The cheapest sparsifier: one pass over the data, and no density to maintain. Non-finite elements are sent too.
-    Put it before `synchronize(..., unit="element")`.
+    Put it before `synchronize(..., unit="element", dense_below=1 << 16)`, as `top_k`.
 
     Args:
       value: the smallest magnitude to send, finite and above 0.

@@ -19,8 +19,9 @@ def top_k(density: float, *, compact: bool = False) -> optax.GradientTransformat
     """Sends the k largest magnitudes of every leaf and keeps the rest for later steps (error feedback).
 
     k is exactly ceil(density * size); of equal magnitudes, those of lowest index go first. Non-finite elements are sent
-    even beyond k, so that the residual stays finite. Put it before `synchronize(..., unit="element")`: the default unit
-    would send a whole block of columns for a single element.
+    even beyond k, so that the residual stays finite. Put it before `synchronize(..., unit="element",
+    dense_below=1 << 16)`: by default a whole block of columns would travel for a single element, and leaves of less
+    than 1 MiB with all their zeros.
 
     Args:
       density: share of every leaf's elements to send, above 0 and at most 1.
