@@ -61,7 +61,7 @@ def test_equations_of_the_paper():
     n, elements, density = 8, 1 << 18, 0.02
     mask = np.random.default_rng(0).random((n, elements)) < density
     leaf = zen.profile(jnp.asarray(mask, jnp.float32), unit="element").leaves["(array)"]
-    unit, b, m = leaf.units[1], 1e9 / 8, 4 * elements
+    unit, b, m = leaf.by_width[1], 1e9 / 8, 4 * elements
     cluster = zen.Cluster(n, inter_gbps=1, latency_us=0)
     seconds = {(c.scheme, c.push_format, c.pull_format): c.seconds(cluster, n) for c in costs.candidates(leaf, n)}
     balanced = (n - 1) / n * (unit.densification(n) + 1) * 2 * m * unit.density / b
@@ -274,10 +274,10 @@ def test_calibrate(monkeypatch):
 def test_simulation_extrapolates():
     """A profile of 8 workers predicts what 16 workers really have, within a tenth."""
     few, many = (zen.profile(jnp.asarray(zipf_gradients(n)), unit="row") for n in (8, 16))
-    guessed, measured = extrapolate(few, 16).leaves["(array)"].units[8], many.leaves["(array)"].units[8]
+    guessed, measured = extrapolate(few, 16).leaves["(array)"].by_width[8], many.leaves["(array)"].by_width[8]
     for name in ("unions", "contiguous_push", "contiguous_pull"):
         np.testing.assert_allclose(getattr(guessed, name), getattr(measured, name), 0.1, err_msg=name)
-    np.testing.assert_allclose(guessed.groups, measured.groups, 0.1)
+    np.testing.assert_allclose(guessed.partial_sums, measured.partial_sums, 0.1)
     assert measured.push <= guessed.push
     assert measured.pull <= guessed.pull
     assert extrapolate(few, 8) is few

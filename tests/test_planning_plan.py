@@ -81,7 +81,7 @@ def test_sparse_by_itself_and_small_in_a_bucket():
 
 
 def test_capacities_exceed_the_fullest_message_by_headroom():
-    row = PROFILE.leaves["table"].units[256]
+    row = PROFILE.leaves["table"].by_width[256]
     plan = zen.plan(PROFILE, SLOW, schemes=("dense_ordered", "auto")).leaves["table"]
     for capacity, fullest in zip(plan.capacity, (row.push, row.pull), strict=True):
         assert fullest < capacity <= fullest * 1.03 + 1

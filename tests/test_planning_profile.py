@@ -54,7 +54,7 @@ def expected(stack, width):
         "unions": [np.mean([len(set.union(*each)) for each in subsets[k]]) for k in subsets],
         "overlap": np.mean(pairs) if pairs else 0.0,
         "partition_skewness": {parts: skewness(parts) for parts in partitions(n)},
-        "groups": [max(map(len, stage)) for stage in stages],
+        "partial_sums": [max(map(len, stage)) for stage in stages],
         "push": max(hashed(mask) for mask in masks),
         "pull": hashed(union),
         "contiguous_push": max(max(segments(mask, n)) for mask in masks),
@@ -78,8 +78,8 @@ def test_equals_numpy(n, shape, density):
     stack = sparse(np.random.default_rng(n), n, shape, density, by_row=n != 3)
     stack[0].flat[:3] = [np.nan, -0.0, 1e-40]  # NaN and subnormals are non-zero, -0.0 is not
     leaf = zen.profile(jnp.asarray(stack), seed=SEED).leaves["(array)"]
-    assert set(leaf.units) == set(candidate_widths(shape, n))
-    for width, unit in leaf.units.items():
+    assert set(leaf.by_width) == set(candidate_widths(shape, n))
+    for width, unit in leaf.by_width.items():
         assert_profiled(unit, expected(stack, width))
 
 
@@ -98,7 +98,7 @@ def test_units():
     stack = jnp.asarray(sparse(np.random.default_rng(0), 2, (20, 12), 0.2))
     for unit, width in {"element": 1, "row": 12, 4: 4}.items():
         leaf = zen.profile(stack, unit=unit, seed=SEED).leaves["(array)"]
-        assert list(leaf.units) == [width]
+        assert list(leaf.by_width) == [width]
         assert_profiled(leaf.at(unit, 2), expected(np.asarray(stack), width))
         with pytest.raises(ValueError, match="was not profiled"):
             leaf.at(6, 2)
@@ -117,7 +117,7 @@ def test_invariants(mask):
     assert (np.diff(ratios, n=2) <= 1e-9).all()
     assert all(1 <= unit.skewness(parts) <= parts for parts in unit.partition_skewness)
     assert 0 <= unit.overlap <= 1
-    assert unit.groups[0] <= unit.unions[-1] + 1e-9
+    assert unit.partial_sums[0] <= unit.unions[-1] + 1e-9
     assert unit.pull >= unit.unions[-1] / 4 - 1e-9
 
 
@@ -130,11 +130,11 @@ def test_steps_merge():
     apart = [expected(step, 8) for step in steps]
     for name in ("unions", "overlap"):
         np.testing.assert_allclose(
-            getattr(both.leaves["(array)"].units[8], name), np.mean([e[name] for e in apart], axis=0)
+            getattr(both.leaves["(array)"].by_width[8], name), np.mean([e[name] for e in apart], axis=0)
         )
-    for name in ("groups", "push", "pull", "contiguous_push", "contiguous_pull"):
+    for name in ("partial_sums", "push", "pull", "contiguous_push", "contiguous_pull"):
         np.testing.assert_array_equal(
-            getattr(both.leaves["(array)"].units[8], name), np.max([e[name] for e in apart], axis=0)
+            getattr(both.leaves["(array)"].by_width[8], name), np.max([e[name] for e in apart], axis=0)
         )
 
 
@@ -146,8 +146,8 @@ def test_sample_of_a_large_leaf():
         return count([touched(x, (1,), limit=1 << 14)[1]], "w", seed=0)[0]
 
     counts = jax.tree.map(lambda x: np.asarray(x[0]), jax.jit(jax.vmap(worker, axis_name="w"))(stack))
-    sampled = leaf_profile((1 << 15, 4), "float32", [{1: counts}]).units[1]
-    whole = zen.profile(stack, unit="element").leaves["(array)"].units[1]
+    sampled = leaf_profile((1 << 15, 4), "float32", [{1: counts}]).by_width[1]
+    whole = zen.profile(stack, unit="element").leaves["(array)"].by_width[1]
     assert int(counts.units) < whole.units / 4
     assert sampled.units == whole.units
     np.testing.assert_allclose(sampled.unions, whole.unions, 0.05)
@@ -165,7 +165,7 @@ def test_sample_of_neighbours(monkeypatch):
     profiler = zen.Profiler()
     transform = zen.synchronize(harness.AXIS, plan=profiler, scheme="dense")
     harness.spmd(lambda g: transform.update(g, None)[0], "vmap", n)(gradients)
-    densities = [unit.density for unit in profiler.profile().leaves["(array)"].units.values()]
+    densities = [unit.density for unit in profiler.profile().leaves["(array)"].by_width.values()]
     np.testing.assert_allclose(densities, 0.25, atol=0.02)
 
 
@@ -185,7 +185,7 @@ def test_live(mode):
     live, stacked = profiler.profile(), zen.profile({"table": jnp.asarray(gradients["table"])}, seed=SEED)
     assert (live.n, live.seed, live.steps) == (n, SEED, 2)
     assert live.leaves["table"] == stacked.leaves["table"]
-    assert live.leaves["bias"].units == {}
+    assert live.leaves["bias"].by_width == {}
 
 
 def test_live_beside_a_model_axis():
@@ -313,14 +313,14 @@ def test_round_trip(tmp_path):
         {"unions": unions}
         for unions in ([], ["a"], [1.0, 2.0], [3.0, 2.0, 4.0], [3.0, 4.0, 21.0], [1, 2, float("nan")])
     ]
-    + [{"groups": groups} for groups in ([], [1, 2], [1, 2, "3"], [-1, 2, 3])]
+    + [{"partial_sums": sums} for sums in ([], [1, 2], [1, 2, "3"], [-1, 2, 3])]
     + [{"partition_skewness": skew} for skew in ({}, {"2": 1.0}, {"3": None}, {"3": 0}, {"0": 1.0, "3": 1.0}, 3)]
     + [{"overlap": -1}],
     ids=str,
 )
 def test_units_that_cannot_be(tmp_path, change):
     document = json.loads(json.dumps(PROFILE.to_json()))
-    document["leaves"]["table"]["units"]["8"] |= change
+    document["leaves"]["table"]["by_width"]["8"] |= change
     (tmp_path / "profile.json").write_text(json.dumps(document))
     with pytest.raises(ValueError, match="no usable profile"):
         zen.SparsityProfile.load(tmp_path / "profile.json")
@@ -337,13 +337,13 @@ def test_bad_files(tmp_path):
         "no usable profile": [
             json.dumps({key: value for key, value in good.items() if key != "leaves"}),
             json.dumps(good | {"leaves": [1]}),
-            json.dumps(good | {"leaves": {"table": {"shape": [20, 8], "dtype": "float32", "units": {"8": {}}}}}),
+            json.dumps(good | {"leaves": {"table": {"shape": [20, 8], "dtype": "float32", "by_width": {"8": {}}}}}),
             *(
                 json.dumps(good | {"leaves": {"table": table | {"shape": shape}}})
                 for shape in (["20", 8], [20, -8], 160)
             ),
             *(json.dumps(good | {"leaves": {"table": table | {"dtype": dtype}}}) for dtype in ("int32", "x", None)),
-            json.dumps(good | {"leaves": {"table": table | {"units": {"0": table["units"]["8"]}}}}),
+            json.dumps(good | {"leaves": {"table": table | {"by_width": {"0": table["by_width"]["8"]}}}}),
             json.dumps(good | {"steps": "x"}),
             json.dumps(good | {"dense_below": None}),
             json.dumps(good | {"n": "many"}),

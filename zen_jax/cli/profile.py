@@ -45,8 +45,8 @@ def _draw(profile: zen.SparsityProfile, figure: Any) -> None:
     left, right = figure.subplots(1, 2)
     workers = range(1, profile.n + 1)
     for name, leaf in profile.leaves.items():
-        if leaf.units:
-            finest = leaf.units[min(leaf.units)]
+        if leaf.by_width:
+            finest = leaf.by_width[min(leaf.by_width)]
             label = f"{name}, density {finest.density:.2%}"
             left.plot(workers, [finest.densification(k) for k in workers], marker=".", label=label)
             right.plot(finest.partition_skewness.keys(), finest.partition_skewness.values(), marker=".", label=label)

@@ -83,8 +83,8 @@ def candidates(leaf: LeafProfile, n: int) -> Iterator[Candidate]:
     columns = int(np.prod(leaf.shape[1:], dtype=np.int64))
     if n == 1:
         return
-    for width in sorted(leaf.units, reverse=True):
-        unit = leaf.units[width]
+    for width in sorted(leaf.by_width, reverse=True):
+        unit = leaf.by_width[width]
         if width == BLOCK:
             yield _contiguous("omnireduce", unit, leaf, n)
         if columns % width:
@@ -99,9 +99,9 @@ def lower_bound(leaf: LeafProfile, n: int) -> float:
     """Fewest bytes that a worker can receive: each non-zero that another worker has, once and without an index."""
     if n == 1:
         return 0.0
-    if not leaf.units:
+    if not leaf.by_width:
         return float(leaf.nbytes)
-    finest = leaf.units[min(leaf.units)]
+    finest = leaf.by_width[min(leaf.by_width)]
     return finest.unions[n - 2] * finest.width * np.dtype(leaf.dtype).itemsize
 
 
@@ -186,10 +186,10 @@ def _pull(pull_format: str, partitioning: Partitioning, unit: UnitProfile, leaf:
 def _agsparse(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
     dtype = np.dtype(leaf.dtype)
     top = agsparse.sparse_limit(unit.units, unit.width, dtype, n)
-    capacity = planned_capacity(unit.groups[0], max(1, top))
+    capacity = planned_capacity(unit.partial_sums[0], max(1, top))
     agreeing = Exchange("all_gather", (n - 1) * WORD_BYTES)
     counting = Work("partition", leaf.nbytes, 0)  # counts the non-zero units of the sum, for Info
-    if unit.groups[0] > top:
+    if unit.partial_sums[0] > top:
         ordered = next(_dense(leaf, n))
         exchanges, work = (agreeing, *ordered.exchanges), (*ordered.work, counting)
         return Candidate("agsparse", unit.width, (capacity,), exchanges, work)
@@ -212,7 +212,7 @@ def _sparcml(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
     whole = unit.units * unit_bytes
     dense_threshold = sparcml.dense_threshold(unit.units, unit_bytes)
     capacities, exchanges, work, dense = [], [], [], False
-    for count, stage in zip(unit.groups, sparcml.stages(n), strict=False):
+    for count, stage in zip(unit.partial_sums, sparcml.stages(n), strict=False):
         capacity = planned_capacity(count, max(1, dense_threshold - 1))
         dense = dense or count >= dense_threshold
         message = whole if dense else coo.message_bytes(capacity, unit.width, dtype)

@@ -27,7 +27,7 @@ class Counts(NamedTuple):
     units: Array  # [] units examined
     co_touched: Array  # [n, n] units that workers i and j both touch; on the diagonal those of worker i
     sharers: Array  # [n] units that exactly 1, 2, ..., n workers touch
-    groups: Array  # [K] most units that any partial sum of recursive doubling holds, by stage of `_partial_sums`
+    partial_sums: Array  # [K] most units that one of recursive doubling holds, by stage of `_partial_sums`
     push: Array  # [] units in the fullest message to a hashed server
     pull: Array  # [] units in the fullest shard of a hashed server
     contiguous_push: Array  # [] as push, if server j owns the j-th of n equal ranges of units
@@ -120,7 +120,7 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list
         return {
             "co_touched": _popcount(received[:, None, :] & received[None, :, :]),
             "sharers": jnp.sum(sharing, axis=1, dtype=jnp.int32),
-            "groups": [_popcount(group) for group in _partial_sums(received)],
+            "partial_sums": [_popcount(group) for group in _partial_sums(received)],
         }
 
     def count_my_messages(bitmap: Touched, words: Array, received: Array) -> dict[str, Array]:
@@ -173,7 +173,7 @@ def _counts(
         units=jnp.int32(units),
         co_touched=summed["co_touched"],
         sharers=summed["sharers"],
-        groups=jnp.stack([jnp.max(group) for group in summed["groups"]]),
+        partial_sums=jnp.stack([jnp.max(group) for group in summed["partial_sums"]]),
         push=jnp.max(every["push"]),
         pull=fullest(bitmap, unpack_bits(union)[:units]),
         contiguous_push=jnp.max(every["segments"][:, parts.tolist().index(n)]),

@@ -145,7 +145,7 @@ def _unit_profile(elements: int, width: int, counts: Counts) -> UnitProfile:
             parts: float(np.clip(ratio, 1, parts))
             for parts, ratio in zip(partitions(n), np.asarray(counts.skewness, np.float64), strict=True)
         },
-        groups=tuple(math.ceil(group * scale) for group in counts.groups),
+        partial_sums=tuple(math.ceil(group * scale) for group in counts.partial_sums),
         push=push,
         pull=pull,
         contiguous_push=math.ceil(counts.contiguous_push * scale),
@@ -184,6 +184,6 @@ def _merge(steps: Sequence[UnitProfile]) -> UnitProfile:
         unions=tuple(map(fmean, zip(*(step.unions for step in steps), strict=True))),
         overlap=fmean(step.overlap for step in steps),
         partition_skewness={p: fmean(step.partition_skewness[p] for step in steps) for p in first.partition_skewness},
-        groups=tuple(map(max, zip(*(step.groups for step in steps), strict=True))),
+        partial_sums=tuple(map(max, zip(*(step.partial_sums for step in steps), strict=True))),
         **{name: max(getattr(step, name) for step in steps) for name in FULLEST},
     )

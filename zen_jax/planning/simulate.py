@@ -137,7 +137,7 @@ def extrapolate(profile: SparsityProfile, n: int) -> SparsityProfile:
     if n == profile.n:
         return profile
     leaves = {
-        name: replace(leaf, units={width: _extrapolate_unit(unit, n) for width, unit in leaf.units.items()})
+        name: replace(leaf, by_width={width: _extrapolate_unit(unit, n) for width, unit in leaf.by_width.items()})
         for name, leaf in profile.leaves.items()
     }
     return replace(profile, n=n, leaves=leaves)
@@ -146,7 +146,7 @@ def extrapolate(profile: SparsityProfile, n: int) -> SparsityProfile:
 def _extrapolate_unit(unit: UnitProfile, n: int) -> UnitProfile:
     measured, size = len(unit.unions), -(-unit.units // n)
     unions = _unions(unit, n)
-    fullest_worker = unit.groups[0]
+    fullest_worker = unit.partial_sums[0]
     uneven = fullest_worker / unit.nonzero if unit.nonzero else 1.0
     sizes = [1] + [min(n, 2**s) for s in range(1, len(stages(n)) + 1)]
     skew = _skewness(unit, n)
@@ -156,7 +156,7 @@ def _extrapolate_unit(unit: UnitProfile, n: int) -> UnitProfile:
         unit,
         unions=tuple(map(float, unions)),
         partition_skewness={**unit.partition_skewness, n: skew},
-        groups=tuple(min(unit.units, math.ceil(uneven * unions[k - 1])) for k in sizes),
+        partial_sums=tuple(min(unit.units, math.ceil(uneven * unions[k - 1])) for k in sizes),
         push=min(size, fullest_bin(fullest_worker / n)),
         pull=min(size, fullest_bin(unions[-1] / n)),
         contiguous_push=min(size, math.ceil(fullest_worker * skew / n)),

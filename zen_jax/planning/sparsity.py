@@ -33,7 +33,7 @@ class UnitProfile:
     unions: tuple[float, ...]  # mean non-zero units in the sum of any k workers, k = 1 .. n
     overlap: float  # mean overlap ratio of two workers (Definition 3)
     partition_skewness: Mapping[int, float]  # mean skewness ratio (Definition 5) by number of partitions
-    groups: tuple[int, ...]  # most non-zero units in a partial sum before each stage of recursive doubling, and finally
+    partial_sums: tuple[int, ...]  # most non-zero units in one, before each stage of recursive doubling and at its end
     push: int  # units in the fullest message to one of n hashed servers
     pull: int  # units in the fullest shard of a hashed server
     contiguous_push: int  # as push and pull, if server j owns the j-th of n equal ranges of units
@@ -49,8 +49,8 @@ class UnitProfile:
         check_not_negative("overlap", self.overlap)
         for union in self.unions:
             check_not_negative("unions", union)
-        for group in self.groups:
-            check_at_least("groups", group, 0)
+        for count in self.partial_sums:
+            check_at_least("partial_sums", count, 0)
         for parts, ratio in self.partition_skewness.items():
             check_at_least("partitions", parts, 1)
             check_positive("partition_skewness", ratio)
@@ -60,8 +60,8 @@ class UnitProfile:
             raise ValueError(
                 f"partition_skewness={self.partition_skewness} has no entry for {n} partitions. Profile again."
             )
-        if len(self.groups) <= (n - 1).bit_length():
-            raise ValueError(f"groups={self.groups} lacks some of the partial sums of {n} workers. Profile again.")
+        if len(self.partial_sums) <= (n - 1).bit_length():
+            raise ValueError(f"partial_sums={self.partial_sums} lacks some of those of {n} workers. Profile again.")
 
     @property
     def nonzero(self) -> float:
@@ -92,12 +92,12 @@ class LeafProfile:
 
     shape: tuple[int, ...]
     dtype: str
-    units: Mapping[int, UnitProfile] = field(default_factory=dict)
+    by_width: Mapping[int, UnitProfile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for size in self.shape:
             check_at_least("shape", size, 0)
-        for width, unit in self.units.items():
+        for width, unit in self.by_width.items():
             if unit.width != width or unit.units != -(-self.elements // unit.width):
                 raise ValueError(
                     f"units={unit.units} of width={unit.width}, stored under {width}, do not make up "
@@ -115,10 +115,10 @@ class LeafProfile:
     def at(self, unit: Unit, n: int) -> UnitProfile:
         """The profile at a unit as in `zen_jax.all_reduce`, for n workers; a ValueError if it was not measured."""
         width = unit_width(self.shape, unit, n)
-        if width not in self.units:
-            known = ", ".join(map(str, sorted(self.units))) or "none"
+        if width not in self.by_width:
+            known = ", ".join(map(str, sorted(self.by_width))) or "none"
             raise ValueError(f"unit={unit!r} ({width} elements) was not profiled; these were: {known}. Profile it too.")
-        return self.units[width]
+        return self.by_width[width]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class SparsityProfile(JsonDocument):
         check_at_least("dense_below", self.dense_below, 0)
         for name, leaf in self.leaves.items():
             check_float(name, np.dtype(str(leaf.dtype)))  # NumPy turns None into float64
-            measured = {len(unit.unions) for unit in leaf.units.values()}
+            measured = {len(unit.unions) for unit in leaf.by_width.values()}
             if measured - {self.n}:
                 raise ValueError(f"{name} was profiled with {max(measured)} workers, but n={self.n}. Profile again.")
 
@@ -152,24 +152,24 @@ class SparsityProfile(JsonDocument):
     def _from_json(cls, document: Mapping[str, Any]) -> Self:
         leaves = {}
         for name, leaf in document["leaves"].items():
-            units = {int(width): _unit_from_json(unit) for width, unit in leaf["units"].items()}
-            leaves[name] = LeafProfile(tuple(leaf["shape"]), leaf["dtype"], units)
+            by_width = {int(width): _unit_from_json(unit) for width, unit in leaf["by_width"].items()}
+            leaves[name] = LeafProfile(tuple(leaf["shape"]), leaf["dtype"], by_width)
         return cls(document["n"], leaves, document["seed"], document["steps"], document["dense_below"])
 
     def __str__(self) -> str:
         header = ("leaf", "shape", "unit", "density", f"densification({self.n})", f"skewness({self.n})", "overlap")
         rows = [(*header, "push", "pull")]
         for name, leaf in self.leaves.items():
-            for width, unit in sorted(leaf.units.items(), reverse=True):
+            for width, unit in sorted(leaf.by_width.items(), reverse=True):
                 ratios = (unit.densification(self.n), unit.skewness(self.n), unit.overlap)
                 cells = (f"{unit.density:.3%}", *(f"{ratio:.2f}" for ratio in ratios), str(unit.push), str(unit.pull))
                 rows.append((name, str(leaf.shape), str(width), *cells))
-        unmeasured = sum(not leaf.units for leaf in self.leaves.values())
+        unmeasured = sum(not leaf.by_width for leaf in self.leaves.values())
         note = f", {unmeasured} small leaves left out" if unmeasured else ""
         return f"profile of {self.n} workers, {self.steps} step(s){note}\n{table(rows)}"
 
 
 def _unit_from_json(unit: Mapping[str, Any]) -> UnitProfile:
     skewness = {int(parts): ratio for parts, ratio in unit["partition_skewness"].items()}
-    lists = {name: tuple(unit[name]) for name in ("unions", "groups")}
+    lists = {name: tuple(unit[name]) for name in ("unions", "partial_sums")}
     return UnitProfile(**{**unit, **lists, "partition_skewness": skewness})
