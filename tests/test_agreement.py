@@ -106,7 +106,7 @@ def test_values_are_compared_by_what_they_are():
     }
     assert differences([describe(one), describe(one)]) == []
     kept = describe({"cluster": Cluster(3, inter_gbps=2.5), "profile": profile(np.ones((2, 4, 8), np.float32))})
-    assert (kept["cluster/inter_gbps"], kept["profile/leaves//units/8/push"]) == ("2.5", "2")
+    assert (kept["cluster/inter_gbps"], kept["profile/leaves/(array)/by_width/8/push"]) == ("2.5", "2")
     assert differences([{"a": "1"}, {}] + [{"a": "1"}] * 9) == [
         "a is 1 on processes 0, 2, 3, 4, 5, 6, 7, 8 and 2 more, but missing on process 1"
     ]

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -101,10 +100,9 @@ def test_machines_that_cannot_be(tmp_path, machines, message, monkeypatch, capsy
 def test_ssh_ends_what_it_started(tmp_path, environment, number):
     fake = 'trap "exec touch $1/ended$$" TERM; touch "$1/started$$"; while sleep 0.1; do :; done'
     (tmp_path / "bin" / "ssh").write_text(f"#!/bin/bash\nset -- {tmp_path}\n{fake}\n")
-    command = ["bash", FOLDER / "ssh.sh", "host1 host2", "examples.lm.main"]
     # Tests that run in the background ignore Ctrl-C, and so would what they start.
-    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    script = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, preexec_fn=heeds)
+    command = ["env", "--default-signal=INT", "bash", FOLDER / "ssh.sh", "host1 host2", "examples.lm.main"]
+    script = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
     wait_for(tmp_path, "started*")
     os.killpg(script.pid, number) if number == signal.SIGINT else script.terminate()  # Ctrl-C goes to all
     assert script.wait(30) == -number

@@ -30,7 +30,7 @@ def ladder(top: int, capacity: int | None, unit_bytes: int, ratio: float | None 
     (256, 320, 400, 500, 625, 782, 978, 1000)
     """
     if capacity is not None:
-        rungs = [math.ceil(capacity * ratio) for ratio in PLANNED_RATIOS]
+        rungs = [math.ceil(capacity * planned) for planned in PLANNED_RATIOS]
     else:
         rungs = [max(1, math.ceil(top * SMALLEST_SHARE), SMALLEST_BYTES // unit_bytes)]
         while rungs[-1] < top:
