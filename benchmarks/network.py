@@ -34,12 +34,20 @@ from zen_jax.cli.options import at_least
 from zen_jax.planning.costs import candidates
 
 PLAN_STEPS = 2
+HASH_BITMAP = "zen, elements, hash bitmap"
 ABLATION = {
     "sparse_ps, elements": {"scheme": "sparse_ps", "unit": 1},
     "zen, elements, COO pull": {"scheme": "zen", "unit": 1, "push_format": "coo", "pull_format": "coo"},
-    "zen, elements, hash bitmap": {"scheme": "zen", "unit": 1, "push_format": "coo", "pull_format": "hash_bitmap"},
+    HASH_BITMAP: {"scheme": "zen", "unit": 1, "push_format": "coo", "pull_format": "hash_bitmap"},
 }
 """The paper's own steps, from contiguous servers to hashed ones to hash bitmaps, with an index for every element."""
+VARIANTS = {
+    "zen, elements, murmur": {"hash": "murmur"},
+    "zen, elements, bitmap push": {"push_format": "bitmap"},
+    "zen, elements, bitmap pull": {"pull_format": "bitmap"},
+    "zen, elements, dense pull": {"pull_format": "dense"},
+}
+"""What else the last of these steps could use. The planner does not know all of them, so it does not estimate them."""
 
 
 def make_problem(
@@ -66,6 +74,8 @@ def make_problem(
             cases[name] = best.options
         else:
             print(f"{name} is left out: it cannot run on this gradient", file=sys.stderr)
+    if HASH_BITMAP in cases:
+        cases |= {name: cases[HASH_BITMAP] | change for name, change in VARIANTS.items()}
     touched = np.stack([workload.touched(n, PLAN_STEPS + step) for step in range(steps)])
     return Problem(touched, workload.columns, {"cases": cases, "profile": str(folder / "profile.json")})
 
