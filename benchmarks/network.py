@@ -47,7 +47,7 @@ VARIANTS = {
     "zen, elements, bitmap pull": {"pull_format": "bitmap"},
     "zen, elements, dense pull": {"pull_format": "dense"},
 }
-"""What else the last of these steps could use. The planner does not know all of them, so it does not estimate them."""
+"""What else the last of these steps could use; the planner knows neither MurmurHash nor bitmap pulls."""
 
 
 def make_problem(
