@@ -98,8 +98,8 @@ def test_bench_among_processes():
     assert (found["n"], found["processes"]) == (2, 2)
     assert found["cluster"]["hosts"] == 2
     (dense,) = found["schemes"]
-    # The counter of lo, which both share, has what each of them received.
-    assert 1 <= dense["received"] / (2 * dense["bytes"]) < 1.2
+    # The counter of lo, which both share, also has what other tests send meanwhile.
+    assert dense["received"] >= 2 * dense["bytes"]
     assert outputs[1][0] == ""
 
 
