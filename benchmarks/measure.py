@@ -68,12 +68,12 @@ PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "numpy", "torch", "cupy-cuda13
 
 
 def environment() -> dict[str, Any]:
-    """What the figures were measured on, and the command that measured them."""
+    """What the figures were measured on, and the command that measured them, without this machine's paths."""
     import zen_jax
 
     device = jax.devices()[0]
     return {
-        "command": shlex.join(["python", *sys.orig_argv[1:]]),
+        "command": shlex.join(["python", *map(_without_folder, sys.orig_argv[1:])]),
         "device": device.device_kind,
         "platform": jax.default_backend(),
         "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
@@ -87,6 +87,10 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "backend": zen_jax.backend_info(),
     }
+
+
+def _without_folder(word: str) -> str:
+    return f"path/to/{Path(word).name}" if os.path.isabs(word) else word
 
 
 def _cpu() -> str:

@@ -134,7 +134,7 @@ def test_network_benchmark_counts_what_crosses_the_wire(tmp_path, may_emulate_ho
     assert done.returncode == 0, done.stderr
     written = json.loads(result.read_text())
     assert written["repeats"] == 1 and written["peers"] == {} and written["environment"]["cpu"]
-    assert f"-m benchmarks.network {' '.join(options)} --json" in written["environment"]["command"]
+    assert f"-m benchmarks.network {' '.join(options)} --json path/to/" in written["environment"]["command"]
     (row,) = written["rows"]
     assert row["case"] == "dense" and row["n"] == 2 and row["planned"]
     assert row["info_MB"] < row["wire_MB"] < 1.1 * row["info_MB"]
