@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import zen_jax as zen
+from zen_jax import _native
 
 NATIVE = zen.backend_info()["cpu"]
 pytestmark = pytest.mark.skipif(not NATIVE.startswith("custom calls"), reason=f"no native module: {NATIVE}")
@@ -40,6 +41,11 @@ TAKEN = {
         {"positions": ((2, 3), I), "values": ((2, 3, 2), F), "counts": ((2,), I)},
         {"shard": ((5, 2), F)},
         {"divisor": np.int64(1)},
+    ),
+    "zen_aggregate_encode": (
+        {"positions": ((2, 3), I), "values": ((2, 3, 2), F), "counts": ((2,), I)},
+        {"words": ((2,), U), "units": ((4, 2), F), "count": ((), I)},
+        {"divisor": np.int64(1), "size": np.int64(40)},
     ),
     "zen_hash_bitmap_encode": (
         {"shard": ((40, 2), F)},
@@ -100,6 +106,13 @@ REFUSED = [
     ("zen_aggregate", {"shard": ((5, 1), F)}, "shard has shape [5, 1], expected [5, 2]"),
     ("zen_aggregate", {"shard": ((5, 2), H)}, "shard has dtype F16, expected F32"),
     ("zen_aggregate", {"divisor": np.int64(0)}, "divisor is 0, expected 1 to"),
+    ("zen_aggregate_encode", {"values": ((2, 2, 2), F)}, "values has shape [2, 2, 2], expected [2, 3, 2]"),
+    ("zen_aggregate_encode", {"words": ((1,), U)}, "words has shape [1], expected [2]"),
+    ("zen_aggregate_encode", {"units": ((4, 1), F)}, "units has shape [4, 1], expected [4, 2]"),
+    ("zen_aggregate_encode", {"units": ((0, 2), F)}, "capacity is 0, expected 1 to"),
+    ("zen_aggregate_encode", {"count": ((2,), I)}, "count has shape [2], expected []"),
+    ("zen_aggregate_encode", {"size": np.int64(-1)}, "size is -1, expected 0 to"),
+    ("zen_aggregate_encode", {"divisor": np.int64(0)}, "divisor is 0, expected 1 to"),
     ("zen_hash_bitmap_encode", {"words": ((1,), U)}, "words has shape [1], expected [2]"),
     ("zen_hash_bitmap_encode", {"values": ((3, 1), F)}, "values has shape [3, 1], expected [3, 2]"),
     ("zen_hash_bitmap_encode", {"count": ((), U)}, "count has dtype U32, expected S32"),
@@ -152,3 +165,7 @@ def test_refused(target, wrong, complaint):
     run()
     with pytest.raises(jax.errors.JaxRuntimeError, match=re.escape(f"{target}: {complaint}")):
         run(**wrong)
+
+
+def test_every_custom_call_is_covered():
+    assert TAKEN.keys() == {target for target, *_ in REFUSED} == set(_native.library("cpu").registrations())
