@@ -54,8 +54,8 @@ class Case(Protocol):
 def arguments(description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problem", type=Path, required=True, help="file written by benchmarks.network")
-    parser.add_argument("--coordinator", help="HOST:PORT of rank 0, unless a launcher gives it")
-    parser.add_argument("--rank", type=int)
+    parser.add_argument("--coordinator", help="HOST:PORT of process 0, unless a launcher gives it")
+    parser.add_argument("--process-id", type=int)
     parser.add_argument("--rates", nargs="+", default=[AS_IS], help="link rates, for emulated hosts only")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--interface", default=emulated_hosts.INTERFACE, help="interface whose byte counters are read")

@@ -4,7 +4,7 @@
     python -m benchmarks.network --data path/to/data --workloads gutenberg_lm --hosts 4 8 --rate 100mbit 200mbit \\
         --peer-python path/to/python-with-torch --json build/network.json --plot build/network.png
     python -m benchmarks.network --workloads synthetic:0.01 --hosts 4 --rate 10gbit \\
-        --coordinator host0:7700 --rank 0 --interface eth0       # once on each of 4 hosts, with its own rank
+        --coordinator host0:7700 --process-id 0 --interface eth0    # once on each of 4 hosts, with its own id
 
 Messages are planned on the steps before those that are measured, and every result is checked against the exact sum.
 Choose a rate low enough for sending to outweigh computing: unlike real hosts, emulated ones share this machine's cores.
@@ -96,9 +96,9 @@ def measure_emulated(options: argparse.Namespace, peers: Iterable[str], problem:
 
 
 def measure_given(options: argparse.Namespace, problem: Path) -> list[dict[str, Any]]:
-    """Records of all schemes on hosts that the caller started, run on one of them; empty except on rank 0."""
-    place = ["--coordinator", options.coordinator, "--rank", str(options.rank), "--interface", options.interface]
-    shared = ["--problem", str(problem), "--repeats", str(options.repeats)]
+    """Records of all schemes on hosts that the caller started, run on one of them; empty except on the first."""
+    place = ["--coordinator", options.coordinator, "--process-id", str(options.process_id)]
+    shared = ["--problem", str(problem), "--repeats", str(options.repeats), "--interface", options.interface]
     records = run_group([[sys.executable, "-m", "benchmarks.network_worker", *shared, *place]])
     return [record | {"rate": options.rate[0]} for record in records]
 
@@ -106,7 +106,7 @@ def measure_given(options: argparse.Namespace, problem: Path) -> list[dict[str, 
 def _one_a_host(module: str, python: str, hosts: Sequence[Host], shared: Sequence[str], port: int) -> list[list[str]]:
     place = ["--coordinator", f"{hosts[0].address}:{port}"]
     command = [python, "-m", module, *shared, *place]
-    return [host.command([*command, "--rank", str(rank)]) for rank, host in enumerate(hosts)]
+    return [host.command([*command, "--process-id", str(index)]) for index, host in enumerate(hosts)]
 
 
 def _mpiexec(peer: Peer, python: str, hosts: Sequence[Host], shared: Sequence[str]) -> list[str]:
@@ -144,22 +144,22 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--repeats", type=at_least(1), default=3, help="timed calls, each with a different step's gradients"
     )
-    parser.add_argument("--coordinator", help="HOST:PORT of rank 0, on given hosts; --rate gives their links' rate")
-    parser.add_argument("--rank", type=at_least(0), help="rank of this host, with --coordinator")
+    parser.add_argument("--coordinator", help="HOST:PORT of process 0, on given hosts; --rate gives their links' rate")
+    parser.add_argument("--process-id", type=at_least(0), help="index of this host, with --coordinator")
     parser.add_argument("--interface", default="eth0", help="this host's network interface, with --coordinator")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="PNG of the times; needs matplotlib")
     options = parser.parse_args()
     if "all" in options.schemes:
         options.schemes = list(zen.schemes.names())
-    if (options.coordinator is None) != (options.rank is None):
-        parser.error("--coordinator and --rank go together")
+    if (options.coordinator is None) != (options.process_id is None):
+        parser.error("--coordinator and --process-id go together")
     if options.coordinator and (len(options.hosts), len(options.rate)) != (1, 1):
         parser.error("--coordinator takes a single number in --hosts and a single --rate")
-    if options.coordinator and options.rank >= options.hosts[0]:
-        parser.error(f"--rank {options.rank} must be below --hosts {options.hosts[0]}")
+    if options.coordinator and options.process_id >= options.hosts[0]:
+        parser.error(f"--process-id {options.process_id} must be below --hosts {options.hosts[0]}")
     if options.coordinator and not re.fullmatch(r".+:\d+", options.coordinator):
-        parser.error(f"--coordinator {options.coordinator!r} must be HOST:PORT of rank 0")
+        parser.error(f"--coordinator {options.coordinator!r} must be HOST:PORT of process 0")
     if options.coordinator and options.peers:
         parser.error("peers run on emulated hosts only: leave out --peers or --coordinator")
     if options.plot and find_spec("matplotlib") is None:
@@ -195,7 +195,7 @@ def main() -> None:
     for workload in loaded:
         for n in options.hosts:
             found = measure_workload(options, peers, workload, n)
-            if not found:  # another rank reports
+            if not found:  # another process reports
                 continue
             rows += found
             print(network_report.table(found), flush=True)

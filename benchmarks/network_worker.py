@@ -76,7 +76,7 @@ def main() -> None:
     problem = Problem.load(options.problem)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(options.coordinator, problem.touched.shape[1], options.rank)
+    jax.distributed.initialize(options.coordinator, problem.touched.shape[1], options.process_id)
     mesh = jax.make_mesh((jax.process_count(),), ("data",), axis_types=(AxisType.Auto,))
     processes = Processes(mesh, problem)
     cases = [Scheme(name, problem, processes.rank, mesh) for name in problem.notes["cases"]]

@@ -30,10 +30,10 @@ def may_emulate_hosts(tmp_path_factory):
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("--coordinator host0:7700", "--coordinator and --rank go together"),
-        ("--coordinator host0:7700 --rank 4", "--rank 4 must be below --hosts 4"),
-        ("--coordinator host0:7700 --rank -1", "--rank: '-1' must be an integer of at least 0"),
-        ("--coordinator host0 --rank 0", "--coordinator 'host0' must be HOST:PORT"),
+        ("--coordinator host0:7700", "--coordinator and --process-id go together"),
+        ("--coordinator host0:7700 --process-id 4", "--process-id 4 must be below --hosts 4"),
+        ("--coordinator host0:7700 --process-id -1", "--process-id: '-1' must be an integer of at least 0"),
+        ("--coordinator host0 --process-id 0", "--coordinator 'host0' must be HOST:PORT"),
     ],
 )
 def test_a_place_that_cannot_be_is_refused(place, message, monkeypatch, capsys):

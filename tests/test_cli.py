@@ -242,7 +242,7 @@ def test_entry_point():
 
 # --- bad input --------------------------------------------------------------------------------------------------
 
-PLACE = "bench --coordinator host:7700 --processes 4 --rank"
+PLACE = "bench --coordinator host:7700 --num-processes 4 --process-id"
 
 
 @pytest.mark.parametrize(
@@ -298,13 +298,13 @@ PLACE = "bench --coordinator host:7700 --processes 4 --rank"
         ("bench --workers 4096", ("4096 workers", "cpu has 8", "JAX_PLATFORMS=cpu")),
         ("bench --density 2", ("--density", "'2'", "up to 1")),
         ("bench --gbps 1", ("--latency-us", "go together")),
-        ("bench --rank 0", ("--coordinator", "go together")),
-        (f"{PLACE} 4", ("--rank 4", "--processes 4", "from 0")),
-        (f"{PLACE} -1", ("--rank",)),
+        ("bench --process-id 0", ("--coordinator", "go together")),
+        (f"{PLACE} 4", ("--process-id 4", "--num-processes 4", "from 0")),
+        (f"{PLACE} -1", ("--process-id",)),
         (f"{PLACE} 0 --workers 4", ("--workers", "--coordinator")),
         (f"{PLACE} 0 --interface eth99", ("'eth99'", "This host has")),
         ("bench --interface lo", ("--interface", "--coordinator")),
-        ("bench --coordinator host --processes 2 --rank 0", ("'host'", "HOST:PORT")),
+        ("bench --coordinator host --num-processes 2 --process-id 0", ("'host'", "HOST:PORT")),
     ],
 )
 def test_bad_input(zen_jax, line, fragments):

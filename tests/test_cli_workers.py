@@ -86,14 +86,14 @@ def test_bench_among_processes():
     """Only the first process prints, and only JSON, whatever libraries say."""
     made = ("--rows", 32_000, "--columns", 4, "--schemes", "dense", "--repeats", 2, *LINKS, "--json", "-")
     made += ("--interface", "lo")
-    address = f"localhost:{free_ports()}"
-    ranks = [start("bench", "--coordinator", address, "--processes", 2, "--rank", rank, *made) for rank in range(2)]
+    made += ("--coordinator", f"localhost:{free_ports()}", "--num-processes", 2)
+    processes = [start("bench", *made, "--process-id", index) for index in range(2)]
     try:
-        outputs = [rank.communicate(timeout=120) for rank in ranks]
+        outputs = [process.communicate(timeout=120) for process in processes]
     finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [DONE, DONE], outputs
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [DONE, DONE], outputs
     found = json.loads(outputs[0][0])
     assert (found["n"], found["processes"]) == (2, 2)
     assert found["cluster"]["hosts"] == 2
@@ -106,14 +106,14 @@ def test_bench_among_processes():
 def test_a_port_that_is_taken_is_named(capsys):
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        assert main(f"bench --coordinator localhost:{port} --processes 2 --rank 0".split()) == BAD_INPUT
-    assert f"rank 0 cannot listen on port {port}" in capsys.readouterr().err
+        assert main(f"bench --coordinator localhost:{port} --num-processes 2 --process-id 0".split()) == BAD_INPUT
+    assert f"process 0 cannot listen on port {port}" in capsys.readouterr().err
 
 
 @pytest.mark.multiprocess
 def test_interrupt_is_quiet():
     """Ctrl-C while a process waits for others, inside JAX; shells call this exit code 130."""
-    waiting = start("bench", "--coordinator", f"localhost:{free_ports()}", "--processes", 2, "--rank", 0)
+    waiting = start("bench", "--coordinator", f"localhost:{free_ports()}", "--num-processes", 2, "--process-id", 0)
     try:
         assert waiting.stderr.readline() == "waiting for the other processes, for at most five minutes\n"
         waiting.send_signal(signal.SIGINT)

@@ -93,8 +93,10 @@ def main() -> None:
     problem = Problem.load(options.problem)
     os.environ["GLOO_SOCKET_IFNAME"] = options.interface
     count = problem.touched.shape[1]
-    dist.init_process_group("gloo", init_method=f"tcp://{options.coordinator}", rank=options.rank, world_size=count)
-    cases = [case(problem, options.rank) for case in (Dense, Sparse, SparseFromDense)]
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://{options.coordinator}", rank=options.process_id, world_size=count
+    )
+    cases = [case(problem, options.process_id) for case in (Dense, Sparse, SparseFromDense)]
     group.measure(Processes(), problem, cases, options)
     dist.destroy_process_group()
 

@@ -1,8 +1,9 @@
 """Times every scheme on the same gradients, next to its estimate and the lower bound.
 
 Workers are the devices of all processes of jax.distributed: start the same command on every host, with --coordinator,
---processes and its own --rank, or with none of the three under Slurm or Open MPI. Otherwise, workers are devices of
-this process, which share one memory: no network is measured. Messages are planned from the gradients themselves."""
+--num-processes and its own --process-id, or with none of the three under Slurm or Open MPI. Otherwise, workers are
+devices of this process, which share one memory: no network is measured. Messages are planned from the gradients
+themselves."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from zen_jax.planning.estimate import Estimate
 EXAMPLES = """  zen-jax bench --workers 4
   zen-jax bench --workers 8 --density 0.001 --rows 100000 --columns 256 --plot bench.png
   zen-jax bench step1.npz step2.npz --repeats 10 --json bench.json --save-cluster cluster.json
-  zen-jax bench --coordinator 10.0.0.1:7700 --processes 16 --rank 3 --schemes dense,zen,auto"""
+  zen-jax bench --coordinator 10.0.0.1:7700 --num-processes 16 --process-id 3 --schemes dense,zen,auto"""
 BASELINE = "dense"
 WORKERS = 4  # if nothing else says how many
 
@@ -49,9 +50,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"number of devices of this process (default: one for each slice of the gradients, or {WORKERS})",
     )
-    alone_or_not.add_argument("--coordinator", metavar="HOST:PORT", help="an address of rank 0, for several processes")
-    parser.add_argument("--processes", type=number, metavar="N", help="number of processes, with --coordinator")
-    parser.add_argument("--rank", type=shared.at_least(0), metavar="R", help="rank of this process, with --coordinator")
+    alone_or_not.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="an address of process 0, for several processes"
+    )
+    parser.add_argument("--num-processes", type=number, metavar="N", help="number of processes, with --coordinator")
+    parser.add_argument(
+        "--process-id", type=shared.at_least(0), metavar="I", help="index of this process, with --coordinator"
+    )
     parser.add_argument(
         "--interface", metavar="NAME", help="count the bytes that this host receives on it, such as eth0 (Linux)"
     )
@@ -71,7 +76,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> output.Result | None:
-    place = workers.find_place(options.coordinator, options.processes, options.rank, alone=options.workers is not None)
+    alone = options.workers is not None
+    place = workers.find_place(options.coordinator, options.num_processes, options.process_id, alone=alone)
     if (options.gbps is None) != (options.latency_us is None):
         raise ValueError("--gbps and --latency-us go together. Leave both out to measure the links.")
     if options.interface is not None:

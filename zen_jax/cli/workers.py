@@ -23,26 +23,32 @@ class Place(NamedTuple):
     """This process among others; `coordinator` is HOST:PORT of the first. None if a launcher knows."""
 
     coordinator: str | None
-    processes: int | None
-    rank: int | None
+    num_processes: int | None
+    process_id: int | None
 
 
-def find_place(coordinator: str | None, processes: int | None, rank: int | None, *, alone: bool) -> Place | None:
+def find_place(
+    coordinator: str | None, num_processes: int | None, process_id: int | None, *, alone: bool
+) -> Place | None:
     """The place given by the options, or by a launcher unless `alone`; None for a process by itself.
 
     Raises:
-      ValueError: for some options without the others, a rank out of range, or a coordinator that is not HOST:PORT.
+      ValueError: for some options without the others, an index out of range, or a coordinator that is not HOST:PORT.
     """
-    place = Place(coordinator, processes, rank)
+    place = Place(coordinator, num_processes, process_id)
     if place == (None, None, None):
         return place if not alone and any(name in os.environ for name in _LAUNCHERS) else None
     if None in place:
-        raise ValueError("--coordinator, --processes and --rank go together. Give all three to every process.")
-    if rank >= processes:
-        raise ValueError(f"--rank {rank} is too high for --processes {processes}. Number the processes from 0.")
+        raise ValueError(
+            "--coordinator, --num-processes and --process-id go together. Give all three to every process."
+        )
+    if process_id >= num_processes:
+        raise ValueError(f"--process-id {process_id} must be below --num-processes {num_processes}. Number from 0.")
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"--coordinator {coordinator!r} must be HOST:PORT. Give an address of rank 0 and a free port.")
+        raise ValueError(
+            f"--coordinator {coordinator!r} must be HOST:PORT. Give an address of process 0 and a free port."
+        )
     return place
 
 
@@ -52,12 +58,12 @@ def join(place: Place) -> None:
     Raises:
       ValueError: in the first of them, for a port that is taken.
     """
-    if place.rank == 0:
+    if place.process_id == 0:
         port = int(place.coordinator.rpartition(":")[2])
         try:
             socket.create_server(("", port)).close()  # gRPC would share the port with another run, and end that run
         except OSError as error:
-            raise ValueError(f"rank 0 cannot listen on port {port}: {error.strerror}. Give another one.") from error
+            raise ValueError(f"process 0 cannot listen on port {port}: {error.strerror}. Give another one.") from error
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(*place, shutdown_timeout_seconds=_PATIENCE)
 
