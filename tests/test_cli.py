@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 import tomllib
+import zipfile
 from importlib import import_module
 from pathlib import Path
 
@@ -44,6 +45,8 @@ def folder(tmp_path_factory):
     np.savez(folder / "nobody.npz", a=np.ones((0, 3)))
     np.save(folder / "array.npy", np.ones(3))
     (folder / "text.npz").write_text("no zip")
+    with zipfile.ZipFile(folder / "damaged.npz", "w") as damaged:  # an array's header that no tokenizer ends
+        damaged.writestr("a.npy", b"\x93NUMPY\x01\x00\x10\x00{'descr': 1234  \n")
     (folder / "cut.npz").write_bytes((folder / "good.npz").read_bytes()[:900])
     assert main(["profile", str(folder / "good.npz"), "--unit", "row", "--save", str(folder / "profile.json")]) == DONE
     saved = (folder / "profile.json").read_text()
@@ -254,6 +257,7 @@ PLACE = "bench --coordinator host:7700 --num-processes 4 --process-id"
         ("profile .", ("directory", "Check")),
         ("profile text.npz", ("text.npz is not a .npz", "numpy.savez")),
         ("profile cut.npz", ("cut.npz", "numpy.savez")),
+        ("profile damaged.npz", ("damaged.npz cannot be read", "numpy.savez")),
         ("profile array.npy", ("array.npy is not a .npz", "numpy.savez")),
         ("profile empty.npz", ("empty.npz holds no arrays", "numpy.savez")),
         ("profile pickled.npz", ("pickled.npz", "pickle", "numpy.savez")),

@@ -311,11 +311,12 @@ def test_round_trip(tmp_path):
     + [{"width": 0}, {"width": 4}, {"units": 3}, {"units": 0}]
     + [
         {"unions": unions}
-        for unions in ([], ["a"], [1.0, 2.0], [3.0, 2.0, 4.0], [3.0, 4.0, 21.0], [1, 2, float("nan")])
+        for unions in ([], ["a"], [0, 3.0, 4.0], [1.0, 2.0], [3.0, 2.0, 4.0], [3.0, 4.0, 21.0], [1, 2, float("nan")])
     ]
     + [{"partial_sums": sums} for sums in ([], [1, 2], [1, 2, "3"], [-1, 2, 3])]
     + [{"partition_skewness": skew} for skew in ({}, {"2": 1.0}, {"3": None}, {"3": 0}, {"0": 1.0, "3": 1.0}, 3)]
-    + [{"overlap": -1}],
+    + [{name: 21} for name in ("push", "pull", "contiguous_push", "contiguous_pull")]
+    + [{"partial_sums": [1, 2, 21]}, {"partition_skewness": {"3": 10**400}}, {"overlap": 10**400}, {"overlap": -1}],
     ids=str,
 )
 def test_units_that_cannot_be(tmp_path, change):
@@ -340,7 +341,7 @@ def test_bad_files(tmp_path):
             json.dumps(good | {"leaves": {"table": {"shape": [20, 8], "dtype": "float32", "by_width": {"8": {}}}}}),
             *(
                 json.dumps(good | {"leaves": {"table": table | {"shape": shape}}})
-                for shape in (["20", 8], [20, -8], 160)
+                for shape in (["20", 8], [20, -8], 160, [2**40, 2**40])
             ),
             *(json.dumps(good | {"leaves": {"table": table | {"dtype": dtype}}}) for dtype in ("int32", "x", None)),
             json.dumps(good | {"leaves": {"table": table | {"by_width": {"0": table["by_width"]["8"]}}}}),
@@ -358,3 +359,8 @@ def test_bad_files(tmp_path):
                 zen.SparsityProfile.load(path)
     with pytest.raises(OSError):
         zen.SparsityProfile.load(tmp_path / "missing.json")
+
+
+def test_another_byte_order_is_refused():
+    with pytest.raises(ValueError, match=r"dtype >f4, another byte order .* Convert it"):
+        zen.profile(np.ones((2, 8, 8), ">f4"))

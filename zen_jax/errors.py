@@ -1,10 +1,13 @@
 """Argument checks: each raises a ValueError that names the argument, the value and what to do."""
 
+import sys
 from collections.abc import Collection
 from numbers import Integral, Real
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 MAX_WORKERS = 65535
 MAX_UNITS = 2**31 - 1
@@ -20,6 +23,13 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def static_hint(value: Any) -> str:
+    """What to do about an array where a Python number is expected; nothing for other values."""
+    if not isinstance(value, jax.Array):
+        return ""
+    return " It is a JAX array, but must be a Python number: optax.inject_hyperparams takes its name in static_args."
+
+
 def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
     if value not in tuple(choices):  # which, unlike a set or dict, takes values without a hash
         raise ValueError(f"{name}={value!r} is unknown. Use one of {', '.join(map(repr, choices))}.")
@@ -27,12 +37,12 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
 
 def check_at_least(name: str, value: Any, least: int) -> None:
     if not is_integer(value) or value < least:
-        raise ValueError(f"{name}={value!r} must be an integer of at least {least}.")
+        raise ValueError(f"{name}={value!r} must be an integer of at least {least}.{static_hint(value)}")
 
 
 def check_seed(value: Any) -> None:
     if not is_integer(value) or not 0 <= value < 2**32:
-        raise ValueError(f"seed={value!r} must be an integer from 0 to 2**32 - 1.")
+        raise ValueError(f"seed={value!r} must be an integer from 0 to 2**32 - 1.{static_hint(value)}")
 
 
 def check_workers(value: Any) -> None:
@@ -81,6 +91,8 @@ def check_integers(name: str, value: Any) -> None:
 
 
 def check_float(name: str, dtype: Any) -> None:
+    if isinstance(dtype, np.dtype) and not dtype.isnative:
+        raise ValueError(f"{name} has dtype {dtype}, another byte order than this machine's. Convert it with astype.")
     if dtype not in (jnp.float32, jnp.float64, jnp.float16, jnp.bfloat16):
         raise ValueError(
             f"{name} has dtype {dtype}, but gradients must be float32, float64, float16 or bfloat16. "
@@ -106,10 +118,10 @@ def check_shape(name: str, shape: tuple[int, ...], wanted: tuple[int | None, ...
 
 
 def check_positive(name: str, value: Any) -> None:
-    if not is_number(value) or not 0 < value < float("inf"):
-        raise ValueError(f"{name}={value!r} must be a finite number above 0.")
+    if not is_number(value) or not 0 < value <= sys.float_info.max:
+        raise ValueError(f"{name}={value!r} must be a finite number above 0.{static_hint(value)}")
 
 
 def check_not_negative(name: str, value: Any) -> None:
-    if not is_number(value) or not 0 <= value < float("inf"):
-        raise ValueError(f"{name}={value!r} must be a finite number of at least 0.")
+    if not is_number(value) or not 0 <= value <= sys.float_info.max:
+        raise ValueError(f"{name}={value!r} must be a finite number of at least 0.{static_hint(value)}")

@@ -134,6 +134,10 @@ def _unit_profile(elements: int, width: int, counts: Counts) -> UnitProfile:
     smaller = np.minimum(touched[first], touched[second])
     overlaps = counts.co_touched[first, second][smaller > 0] * scale / smaller[smaller > 0]
     push, pull = int(counts.push), int(counts.pull)
+
+    def scaled(count: Any) -> int:
+        return min(units, math.ceil(count * scale))
+
     if scale > 1:
         push, pull = (min(fullest_bin(balls / n), -(-units // n)) for balls in (touched.max(), unions[-1]))
     return UnitProfile(
@@ -145,11 +149,11 @@ def _unit_profile(elements: int, width: int, counts: Counts) -> UnitProfile:
             parts: float(np.clip(ratio, 1, parts))
             for parts, ratio in zip(partitions(n), np.asarray(counts.skewness, np.float64), strict=True)
         },
-        partial_sums=tuple(math.ceil(group * scale) for group in counts.partial_sums),
+        partial_sums=tuple(map(scaled, counts.partial_sums)),
         push=push,
         pull=pull,
-        contiguous_push=math.ceil(counts.contiguous_push * scale),
-        contiguous_pull=math.ceil(counts.contiguous_pull * scale),
+        contiguous_push=scaled(counts.contiguous_push),
+        contiguous_pull=scaled(counts.contiguous_pull),
     )
 
 

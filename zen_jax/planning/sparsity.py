@@ -56,6 +56,11 @@ class UnitProfile:
             check_positive("partition_skewness", ratio)
         if list(self.unions) != sorted(self.unions) or self.unions[-1] > self.units:
             raise ValueError(f"unions={self.unions} must not decrease, nor exceed {self.units} units. Profile again.")
+        if self.unions[0] == 0 < self.unions[-1]:
+            raise ValueError(f"unions={self.unions} begins with 0, but a sum is zero if all are. Profile again.")
+        for name in (*FULLEST, "partial_sums"):
+            if np.max(getattr(self, name), initial=0) > self.units:
+                raise ValueError(f"{name}={getattr(self, name)} exceeds the {self.units} units. Profile again.")
         if n not in self.partition_skewness:
             raise ValueError(
                 f"partition_skewness={self.partition_skewness} has no entry for {n} partitions. Profile again."
@@ -97,6 +102,8 @@ class LeafProfile:
     def __post_init__(self) -> None:
         for size in self.shape:
             check_at_least("shape", size, 0)
+        if self.elements >= 2**63:
+            raise ValueError(f"shape={self.shape} has {self.elements} elements, but no array has 2**63. Profile again.")
         for width, unit in self.by_width.items():
             if unit.width != width or unit.units != -(-self.elements // unit.width):
                 raise ValueError(

@@ -88,5 +88,8 @@ def num_to_send(density: float, size: int) -> int:
 def check_density(density: Any) -> float:
     """The density as a float; a ValueError if it is invalid."""
     if not errors.is_number(density) or not 0 < density <= 1:
-        raise ValueError(f"density={density!r} must be a number above 0 and at most 1: the share of elements to send.")
+        raise ValueError(
+            f"density={density!r} must be a number above 0 and at most 1: the share of elements to send."
+            f"{errors.static_hint(density)}"
+        )
     return float(density)
