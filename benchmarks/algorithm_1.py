@@ -24,6 +24,7 @@ from jax import lax
 
 from benchmarks import measure
 from benchmarks.kernels import ROOM, milliseconds, sparse_tensor
+from benchmarks.processes import run_main
 from zen_jax import kernels
 from zen_jax.cli.options import at_least, positive, share
 
@@ -97,21 +98,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    results = []
+    results: list[dict[str, Any]] = []
+    setting = {"environment": measure.environment(), "elements": int(options.elements), "n": options.n}
     for density in options.density:
         x = sparse_tensor(int(options.elements), 1, density)
         results += [{"density": density} | row for row in sweep(x, options.n, options.repeats)]
+        measure.write_json(options.json, setting | {"results": results})
     print(measure.table(results))
-    measure.write_json(
-        options.json,
-        {
-            "environment": measure.environment(),
-            "elements": int(options.elements),
-            "n": options.n,
-            "results": results,
-        },
-    )
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -24,6 +24,7 @@ import numpy as np
 
 import zen_jax as zen
 from benchmarks import measure
+from benchmarks.processes import run_main
 from zen_jax.cli.options import at_least
 from zen_jax.units import unit_width
 
@@ -121,4 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

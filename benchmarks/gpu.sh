@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the CUDA kernels on a machine with an NVIDIA GPU, tests and times them, and writes JSON; no network needed.
 #
-#     benchmarks/gpu.sh                   # the parts that have not passed yet, as many as fit in 10 minutes; call again
+#     benchmarks/gpu.sh                   # the parts that have not passed yet; call again if some are left
 #     benchmarks/gpu.sh build test        # these parts, also if they passed; each starts from what those before it left
 #
 #   build        the native module, and its kernels' registers, local memory and wide loads and stores
@@ -24,12 +24,14 @@
 # torch and cupy to compare with, matplotlib for the report. Whichever of these three is missing is reported as absent.
 #   PYTHON    the interpreter (default python3)
 #   RESULTS   where results go (default build/gpu-results)
-#   WHEELS    a folder with wheels of what that Python lacks, nanobind for example
+#   WHEELS    a folder with wheels of what that Python lacks, nanobind for example; all of them are installed
+#   BUDGET    seconds that a call may take (default 560, for machines lent for 10 minutes)
 #   ELEMENTS  elements of the tensors (default 214e6, the paper's DeepFM table)
 # With ZEN_JAX_REHEARSE_GPU=1, JAX_PLATFORMS=cpu and few ELEMENTS all parts except build and those of compute-sanitizer
 # work without a GPU.
 # Exit status: 0 if every part passed, 1 if one failed, 2 if parts are left for another call. parts/PART.json in RESULTS
-# says how each part went, parts/PART.log what it printed. A part cut off keeps what benchmarks.kernels measured.
+# says how each part went, parts/PART.log what it printed. A part cut off keeps what it measured,
+# except all_reduce.
 #
 # RESULTS alone records what has passed, and with which sources, GPU, jax and ELEMENTS: if any of these is another now,
 # the part runs again. If the next call may get another machine, bring that folder back from each machine and unpack it
@@ -44,10 +46,10 @@ RESULTS=${RESULTS:-build/gpu-results}
 ELEMENTS=${ELEMENTS:-214e6}
 BUILD=build/gpu
 SITE=$PWD/build/gpu-site
-BUDGET=560  # of 600 s; the rest is for starting and bringing the results back
+BUDGET=${BUDGET:-560}
 PARTS=(build test kernels dense many rows algorithm_1 feedback all_reduce report memcheck racecheck initcheck)
 declare -A LIMIT=([build]=200 [test]=280 [memcheck]=280 [racecheck]=280 [initcheck]=280 [kernels]=280 [dense]=240
-  [many]=280 [rows]=120 [algorithm_1]=200 [feedback]=120 [all_reduce]=200 [report]=40)
+  [many]=280 [rows]=120 [algorithm_1]=200 [feedback]=200 [all_reduce]=200 [report]=40)
 export PYTHONPATH=$PWD:$SITE${PYTHONPATH:+:$PYTHONPATH}
 export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu} XLA_PYTHON_CLIENT_PREALLOCATE=false ZEN_JAX_REQUIRE_GPU=1
 export CUDACXX=${CUDACXX:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
@@ -55,7 +57,7 @@ mkdir -p "$RESULTS/parts"
 
 build() {
   if [[ -n ${WHEELS:-} ]]; then
-    "$PYTHON" -m pip install --quiet --no-index --find-links "$WHEELS" --upgrade --target "$SITE" nanobind || return
+    "$PYTHON" -m pip install --quiet --no-index --no-deps --upgrade --target "$SITE" "$WHEELS"/*.whl || return
   fi
   cmake -S . -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DZEN_CUDA=ON -DZEN_MODULES=ON \
     -DCMAKE_CUDA_COMPILER="$CUDACXX" -DPython_EXECUTABLE="$(command -v "$PYTHON")" \

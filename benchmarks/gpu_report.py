@@ -8,12 +8,12 @@ Writes report.md and, with matplotlib, roofline.png beside the JSON. The report 
 import argparse
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import drawing
+from benchmarks.processes import run_main
 
 Row = dict[str, Any]
 
@@ -213,7 +213,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    run_main(main)

@@ -33,6 +33,7 @@ import numpy as np
 from benchmarks import measure
 from benchmarks.ceilings import Ceilings
 from benchmarks.peers import nonzeros
+from benchmarks.processes import run_main
 from zen_jax import kernels
 from zen_jax.cli.options import at_least, positive, share
 from zen_jax.kernels.aggregate import reference as aggregate_reference
@@ -226,4 +227,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

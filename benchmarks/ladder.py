@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from benchmarks import measure
+from benchmarks.processes import run_main
 from zen_jax import _axis, kernels
 from zen_jax.cli.options import at_least, positive, share
 from zen_jax.formats import coo
@@ -107,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -27,6 +27,7 @@ import optax
 
 import zen_jax as zen
 from benchmarks import measure
+from benchmarks.processes import run_main
 from zen_jax.cli.options import at_least
 
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -148,4 +149,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -32,6 +32,7 @@ from jax import lax
 import zen_jax as zen
 from benchmarks import measure
 from benchmarks.ceilings import Ceilings
+from benchmarks.processes import run_main
 from zen_jax.cli.options import at_least, positive, share
 from zen_jax.trees import densified
 
@@ -78,7 +79,7 @@ def dgc_update(gradient: jax.Array, state: tuple[jax.Array, jax.Array], density:
 def contenders(gradient: jax.Array, density: float) -> Iterator[tuple[str, Callable, Any, bool]]:
     """Name, update(gradient, state), initial state, and whether it is slow."""
     size, k = gradient.size, math.ceil(density * gradient.size)
-    value = float(jnp.partition(jnp.abs(gradient), size - k)[size - k])
+    value = float(np.partition(np.abs(np.asarray(gradient)), size - k)[size - k])  # on the CPU: a GPU would sort
     for name, transform in {
         "threshold": zen.threshold(value),
         "dgc": zen.dgc(density, momentum=MOMENTUM),
@@ -142,6 +143,13 @@ def main() -> None:
     gradients = [jnp.asarray(rng.standard_normal(size, np.float32)) for _ in range(2)]
     ceilings = Ceilings()
     results: list[dict[str, Any]] = []
+    setting = {"environment": measure.environment(), "elements": size}
+
+    def add(row: dict[str, Any]) -> None:
+        results.append(row)
+        print(measure.table([row]), flush=True)
+        measure.write_json(options.json, setting | {"ceilings": ceilings.rates(), "results": results})
+
     for density in options.density:
         for name, update, state, slow in contenders(gradients[0], density):
             if slow and options.skip_slow:
@@ -154,25 +162,14 @@ def main() -> None:
                 took = ceilings.against(run, 12 * size, int((8 + 8 * density) * size), repeats)
                 row["of 20|G|"] = round(took["times_floor"], 2)
             row["sent"] = f"{float(jnp.mean(densified(run()) != 0)):.3%}"
-            results.append(row)
-            print(measure.table([row]), flush=True)
+            add(row)
         fused, unfused = (to_buckets(gradients, density, options.servers, compact=way) for way in (True, False))
         took = ceilings.against(fused, 8 * size, int((4 + 8 * density) * size), options.repeats)
         row = {"density": density, "sparsifier": "top_k and partition, fused"} | in_milliseconds(took)
         row["of unfused"] = round(measure.ratio(fused, unfused, options.repeats)["ratio"], 2)
-        results.append(row)
-        print(measure.table([row]), flush=True)
+        add(row)
     print(measure.table(results))
-    measure.write_json(
-        options.json,
-        {
-            "environment": measure.environment(),
-            "ceilings": ceilings.rates(),
-            "elements": size,
-            "results": results,
-        },
-    )
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -9,7 +9,6 @@ exactly as large as their contents, COO push and hash-bitmap pull, rows as units
 
 import argparse
 import dataclasses
-import sys
 from pathlib import Path
 
 import jax
@@ -19,6 +18,7 @@ import numpy as np
 import zen_jax as zen
 from benchmarks import measure, workloads
 from benchmarks.exact import lower_bound
+from benchmarks.processes import run_main
 from zen_jax.cli.options import at_least, positive
 
 
@@ -74,7 +74,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    run_main(main)

@@ -21,6 +21,8 @@ from benchmarks.figures import (
     strawmen,
 )
 from benchmarks.figures.drawing import markdown, save
+from benchmarks.processes import run_main
+from zen_jax.cli.options import at_least
 
 FIGURES = {
     "characteristics": characteristics,  # Fig. 2
@@ -42,13 +44,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="folder that holds the data sets' folders")
     parser.add_argument("--network", type=Path, nargs="+", help="JSON of benchmarks.network, for measured figures")
     parser.add_argument("--workloads", nargs="+", default=list(workloads.DATA_SETS), help="default: all data sets")
-    parser.add_argument("--steps", type=int, default=2, help="steps that figures average over")
+    parser.add_argument("--steps", type=at_least(1), default=2, help="steps that figures average over")
     parser.add_argument("--out", type=Path, default=Path("build/figures"))
     options = parser.parse_args()
     if options.name in FROM_NETWORK and not options.network:
         parser.error(f"{options.name} needs --network FILE, which benchmarks.network --json writes")
-    if options.steps < 1:
-        parser.error("--steps must be at least 1")
     return options
 
 
@@ -69,7 +69,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    run_main(main)
