@@ -27,6 +27,7 @@ from benchmarks.kernels import ROOM, milliseconds, sparse_tensor
 from benchmarks.processes import run_main
 from zen_jax import kernels
 from zen_jax.cli.options import at_least, positive, share
+from zen_jax.hashing import EMPTY_SLOT
 
 MEMORY = (1, 2, 4)  # r1 over |G| d, with the paper's k
 REHASHES = (1, 2, 3, 4)  # k, with the paper's r1
@@ -42,7 +43,7 @@ def settings() -> list[tuple[int, int]]:
 def find(x: jax.Array, capacity: int) -> jax.Array:
     """Indices of the non-zeros of x [U]: int32 [capacity], EMPTY_SLOT after the last."""
     indices, _, counts = kernels.partition(x, 1, capacity)
-    return jnp.where(jnp.arange(capacity) < counts[0], indices[0], -1)
+    return jnp.where(jnp.arange(capacity) < counts[0], indices[0], EMPTY_SLOT.astype(np.int32))
 
 
 def extract(memory: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
@@ -74,11 +75,11 @@ def sweep(x: np.ndarray, n: int, repeats: int) -> list[dict[str, Any]]:
     for r1_share, k in settings():
         r1 = -(-r1_share * nonzeros // n)
         r2 = -(-r1 // SERIAL_SHARE)
-        hashing = lambda i: kernels.hierarchical_hash(i, n, r1, r2, k)  # noqa: B023, E731
+        hashing = lambda i: kernels.hierarchical_hash(i, n, r1, r2, k)  # noqa: B023
         (memory, _, lost), hashed = timed(hashing, indices)
         (kept, counts), extracted = timed(partial(extract, capacity=capacity), memory)
         _, taken = timed(take, device, kept.astype(jnp.int32), counts)
-        serial = int(jnp.sum(memory[:, r1:] != np.uint32(0xFFFFFFFF))) + int(lost)
+        serial = int(jnp.sum(memory[:, r1:] != EMPTY_SLOT)) + int(lost)
         steps = {"find": finding, "hash": hashed, "extract": extracted, "take": taken}
         whole = sum(steps.values())
         row: dict[str, Any] = {"r1": r1_share, "k": k}

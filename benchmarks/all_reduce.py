@@ -59,7 +59,7 @@ def kernel_calls(gradients: jax.Array, plan: zen.LeafPlan) -> dict[str, Callable
     inbox = [jnp.swapaxes(array, 0, 1) for array in (positions, values, counts)]
     aggregate_encode = jax.vmap(lambda *inbox: zen.kernels.aggregate_encode(*inbox, size, pull, divisor=n))
     words, values, _ = add("aggregate_encode", aggregate_encode, *inbox)
-    decode = lambda words, values: zen.kernels.hash_bitmap_decode(words, values, units.shape[1])  # noqa: E731
+    decode = lambda words, values: zen.kernels.hash_bitmap_decode(words, values, units.shape[1])
     add("decode", decode, words, values)
     return calls
 
@@ -82,7 +82,7 @@ def main() -> None:
         sys.exit("error: this gradient is sent dense. Give more --rows or fewer --tokens.")
     calls = kernel_calls(gradients, plan)
     times = {name: measure.seconds(call, options.repeats)["median"] * 1e3 for name, call in calls.items()}
-    kernels = lambda: measure.in_turn(calls.values())  # noqa: E731
+    kernels = lambda: measure.in_turn(calls.values())
     whole = {}
     for name, keywords in {
         "zen, planned": {"scheme": "zen", "capacity": plan.capacity},
@@ -92,7 +92,7 @@ def main() -> None:
         "dense (pmean)": {"scheme": "dense"},
         "dense_ordered": {"scheme": "dense_ordered"},
     }.items():
-        reduce = lambda g: zen.all_reduce(g, "data", **keywords)  # noqa: B023, E731
+        reduce = lambda g: zen.all_reduce(g, "data", **keywords)  # noqa: B023
         run = jax.jit(jax.vmap(reduce, axis_name="data", out_axes=None))
         whole[name] = measure.ratio(lambda: run(gradients), kernels, options.repeats)  # noqa: B023
     width = unit_width(gradients.shape[1:], "auto", n)

@@ -117,7 +117,7 @@ def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tupl
     )
 
     def encode_all(positions: jax.Array, values: jax.Array, sent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        one = lambda *bucket: kernels.aggregate_encode(*(part[None] for part in bucket), size, capacity)  # noqa: E731
+        one = lambda *bucket: kernels.aggregate_encode(*(part[None] for part in bucket), size, capacity)
         return jax.vmap(one)(positions, values, sent)[:2]
 
     encoded = jax.block_until_ready(jax.jit(encode_all)(*buckets))
@@ -138,7 +138,7 @@ def peers(x: np.ndarray, n: int, repeats: int) -> Iterator[dict[str, Any]]:
         return  # the others do not handle rows
     operand, capacity = jnp.asarray(x), int(np.count_nonzero(x) / n * ROOM) + 1
     run = jax.jit(lambda x: kernels.partition(x, n, capacity))
-    partition = lambda: run(operand)  # noqa: E731
+    partition = lambda: run(operand)
     for name, peer in nonzeros.find_and_take(x, n):
         yield beside(name, peer, "partition", partition, repeats)
     own = measure.seconds(partition, repeats)["median"]

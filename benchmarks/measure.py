@@ -83,7 +83,6 @@ def environment() -> dict[str, Any]:
         "commit": _output("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"),
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
-        "jax": jax.__version__,
         "python": platform.python_version(),
         "backend": zen_jax.backend_info(),
     }

@@ -48,7 +48,7 @@ class Scheme:
         self.name, self.problem, self.rank = name, problem, rank
         self.sharding = NamedSharding(mesh, PartitionSpec("data"))
         keywords = problem.notes["cases"][name]
-        reduce = lambda x: zen.all_reduce(x[0], "data", op="sum", return_info=True, **keywords)  # noqa: E731
+        reduce = lambda x: zen.all_reduce(x[0], "data", op="sum", return_info=True, **keywords)
         mapped = jax.shard_map(
             reduce, mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec(), check_vma=False
         )

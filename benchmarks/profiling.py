@@ -1,7 +1,7 @@
 """What profiling for a plan adds to a training step of an example.
 
     python -m benchmarks.profiling --json build/profiling.json
-    python -m benchmarks.profiling --example nmt --data path/to/data/tatoeba_fra_eng --json build/profiling_nmt.json
+    python -m benchmarks.profiling --example nmt --data path/to/data --json build/profiling_nmt.json
     python -m benchmarks.profiling --hosts 4 --rate 100mbit --json build/profiling_hosts.json    # as root on Linux
 
 The steps with and without a profiler take turns, from the same start on the same batches. Afterwards a planned step
@@ -57,7 +57,8 @@ def seconds_by_step(task: Task, workers: Workers, plans: dict[str, Any], steps: 
 def measured(options: argparse.Namespace, workers: Workers) -> dict[str, Any]:
     """The medians of both steps, and of their ratio."""
     example = import_module(f"examples.{options.example}.main").EXAMPLE
-    config = example.config(data=options.data, workers=workers.count)
+    data = options.data and options.data / DATA[options.example]
+    config = example.config(data=data, workers=workers.count)
     task = example.task(config, example.load(config))
     taken = seconds_by_step(task, workers, {"without": None, "with a profiler": zen.Profiler()}, options.steps)
     without, profiled = taken.values()
@@ -78,7 +79,7 @@ def measured_on_hosts(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--example", choices=DATA, default="lm")
-    parser.add_argument("--data", type=Path, help="the example's data, such as the folder gutenberg_lm")
+    parser.add_argument("--data", type=Path, help="folder that holds the data sets' folders")
     parser.add_argument("--workers", type=at_least(1), default=8, help="workers in this process")
     parser.add_argument("--hosts", type=at_least(2), help="emulated hosts with one worker each, instead of --workers")
     parser.add_argument("--rate", default="100mbit", help="rate of every emulated link, each way")

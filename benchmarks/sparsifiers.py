@@ -72,7 +72,7 @@ def dgc_update(gradient: jax.Array, state: tuple[jax.Array, jax.Array], density:
     _, threshold, _ = lax.while_loop(unfit, adapt, (0, threshold, reaching(threshold)))
     indices = jnp.nonzero(importance >= threshold, size=k, fill_value=size)[0]
     values = residual.at[indices].get(mode="fill", fill_value=0)
-    clear = lambda x: x.at[indices].set(0, mode="drop")  # noqa: E731
+    clear = lambda x: x.at[indices].set(0, mode="drop")
     return jnp.zeros_like(gradient).at[indices].set(values, mode="drop"), (clear(velocity), clear(residual))
 
 
@@ -90,7 +90,7 @@ def contenders(gradient: jax.Array, density: float) -> Iterator[tuple[str, Calla
     }.items():
         rows = gradient.reshape(-1, 1)
         yield name, lambda g, state, t=transform: t.update(g.reshape(-1, 1), state), transform.init(rows), False
-    zeros = lambda: jnp.zeros_like(gradient)  # noqa: E731
+    zeros = lambda: jnp.zeros_like(gradient)
     yield "dgc, original", lambda g, state: dgc_update(g, state, density), (zeros(), zeros()), True
     yield "lax.top_k", lambda g, residual: top_k_update(g, residual, k), zeros(), True
 

@@ -112,7 +112,7 @@ def main() -> None:
     without_kernels = []
     for scheme in options.schemes:
         capacity = None if scheme.startswith("dense") else CAPACITY
-        reduce = lambda g, scheme=scheme, capacity=capacity: zen.all_reduce(  # noqa: E731
+        reduce = lambda g, scheme=scheme, capacity=capacity: zen.all_reduce(
             g[0], "data", scheme=scheme, capacity=capacity
         )
         start = time.perf_counter()

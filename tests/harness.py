@@ -23,8 +23,8 @@ def spmd(worker, mode, n):
         return jax.jit(jax.vmap(worker, axis_name=AXIS))
     if mode == "pmap":
         return jax.pmap(worker, AXIS, devices=jax.devices()[:n])
-    one = lambda tree: jax.tree.map(lambda x: x[0], tree)  # noqa: E731
-    stacked = lambda tree: jax.tree.map(lambda x: x[None], tree)  # noqa: E731
+    one = lambda tree: jax.tree.map(lambda x: x[0], tree)
+    stacked = lambda tree: jax.tree.map(lambda x: x[None], tree)
     per_worker = PartitionSpec(AXIS)
     mapped = jax.shard_map(
         lambda tree: stacked(worker(one(tree))),

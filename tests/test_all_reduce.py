@@ -137,7 +137,7 @@ def test_shapes(shape, n):
 @pytest.mark.parametrize("n,shape", [(1, (31, 4)), (3, (3, 0))])
 def test_one_worker_or_nothing_to_send_takes_no_scheme(n, shape):
     """So tests of these cases under one scheme hold for all."""
-    traced = lambda scheme: jax.make_jaxpr(  # noqa: E731
+    traced = lambda scheme: jax.make_jaxpr(
         lambda x: zen.all_reduce(x, harness.AXIS, scheme=scheme), axis_env=[(harness.AXIS, n)]
     )(np.zeros(shape, np.float32))
     assert len({str(traced(scheme)) for scheme in SCHEMES}) == 1
@@ -272,7 +272,7 @@ def test_any_gradient(n, seed, density, by_row):
 )
 def test_more_units_than_32_bits_name(units, options):
     """Each server numbers its own; if those are too many, or all need numbers, auto goes dense. Traced, never run."""
-    worker = lambda x: zen.all_reduce(x, harness.AXIS, unit="element", capacity=9, return_info=True, **options)  # noqa: E731
+    worker = lambda x: zen.all_reduce(x, harness.AXIS, unit="element", capacity=9, return_info=True, **options)
     stack = jax.ShapeDtypeStruct((2, units), jnp.float32)
     reduced, info = jax.eval_shape(jax.vmap(worker, axis_name=harness.AXIS), stack)
     assert reduced.shape == (2, units) and info.density.shape == (2,)
@@ -301,14 +301,14 @@ def test_result_counts_as_replicated():
 def test_result_counts_as_one_under_vmap():
     stack = structured(4, (31, 4))["sparse rows"]
     for scheme in SCHEMES:
-        worker = lambda x, scheme=scheme: zen.all_reduce(x, harness.AXIS, scheme=scheme, op="sum")  # noqa: E731
+        worker = lambda x, scheme=scheme: zen.all_reduce(x, harness.AXIS, scheme=scheme, op="sum")
         reduced = jax.jit(jax.vmap(worker, axis_name=harness.AXIS, out_axes=None))(stack)
         assert_same_bits(reduced, stack.sum(axis=0), scheme)
 
 
 def test_derivative_of_a_dense_sum():
     """The same as psum's, also at zeros, though these lose their sign."""
-    total = lambda x: jax.vmap(  # noqa: E731
+    total = lambda x: jax.vmap(
         lambda x: zen.all_reduce(x, harness.AXIS, op="sum", scheme="dense_ordered"), axis_name=harness.AXIS
     )(x).sum()
     np.testing.assert_array_equal(jax.grad(total)(jnp.array([0.0, 0.0, -0.0, 0.0])), np.full(4, 4.0))
@@ -331,7 +331,7 @@ def test_several_axes(check_vma, axes):
     )
     spec = jax.sharding.PartitionSpec(axes)
     for scheme in ("zen", "dense_ordered", "sparcml"):
-        worker = lambda x, scheme=scheme: zen.all_reduce(x[0], axes, scheme=scheme, op="sum")[None]  # noqa: E731
+        worker = lambda x, scheme=scheme: zen.all_reduce(x[0], axes, scheme=scheme, op="sum")[None]
         mapped = jax.shard_map(worker, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma)
         for result in np.asarray(jax.jit(mapped)(stack)):
             assert_same_bits(result, SUM[scheme](stack), scheme)
@@ -341,7 +341,7 @@ def test_another_batch_axis():
     """vmap over an axis that is not a workers' axis."""
     n = 3
     stacks = np.stack([structured(n, (31, 4))[name] for name in ("all zero", "sparse rows", "all dense")])
-    worker = lambda x: zen.all_reduce(x, harness.AXIS, op="sum")  # noqa: E731
+    worker = lambda x: zen.all_reduce(x, harness.AXIS, op="sum")
     reduced = jax.jit(jax.vmap(jax.vmap(worker, axis_name=harness.AXIS)))(stacks)
     for stack, result in zip(stacks, np.asarray(reduced), strict=True):
         for worker in range(n):

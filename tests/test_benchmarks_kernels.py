@@ -83,9 +83,10 @@ def test_a_run_that_is_cut_off_keeps_what_it_measured(monkeypatch, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["kernels.json"]
 
 
-def test_every_peer_has_a_row(monkeypatch):
+def test_every_peer_has_a_row():
     rows = list(kernels.peers(kernels.sparse_tensor(500, 1, 0.2), 4, 1))
     assert rows[0]["kernel"] == "XLA scatter-add" and rows[0]["times_aggregate"] > 0
     assert [row["kernel"] for row in rows[-2:]] == ["CUB DeviceSelect::Flagged", "CUB DeviceSelect::If"]
-    assert all("absent" in row or "times_partition" in row for row in rows[1:])
+    absent = {row["kernel"] for row in rows[1:] if "times_partition" not in row}
+    assert all(name.startswith(("torch", "cupy", "CUB")) for name in absent)
     assert [row["kernel"] for row in kernels.peers(kernels.sparse_tensor(500, 3, 0.2), 4, 1)] == ["XLA scatter-add"]

@@ -97,7 +97,7 @@ def test_clipping_hides_nothing(poison):
 def clipped(gradients):
     """What workers [n, shards, size] send with a bound of 1 on the norm."""
     sparsifier = zen.dgc(clip_norm=1.0, axis_name="data", model_axis="model")
-    worker = lambda g: sparsifier.update(g, sparsifier.init(g))[0]  # noqa: E731
+    worker = lambda g: sparsifier.update(g, sparsifier.init(g))[0]
     return np.asarray(jax.vmap(jax.vmap(worker, axis_name="model"), axis_name="data")(gradients))
 
 
@@ -130,7 +130,7 @@ def test_dgc_shares_a_threshold_over_the_model_axis(mode, columns):
     whole = zen.dgc(0.1)
     expected, _ = whole.update(jnp.asarray(shards.reshape(48, columns)), whole.init(jnp.zeros((48, columns))))
     sharded = zen.dgc(0.1, model_axis=harness.AXIS)
-    worker = lambda g: sharded.update(g, sharded.init(jnp.zeros((12, columns))))[0]  # noqa: E731
+    worker = lambda g: sharded.update(g, sharded.init(jnp.zeros((12, columns))))[0]
     sent = np.asarray(harness.spmd(worker, mode, 4)(shards))
     count = np.count_nonzero(sent)
     assert math.ceil(0.1 * shards.size) <= count <= 1.3 * 0.1 * shards.size + 1
@@ -142,7 +142,7 @@ def test_dgc_shares_a_threshold_over_the_model_axis(mode, columns):
 def test_ties_over_the_model_axis(mode):
     """Equal elements everywhere: k of them are sent, and at most one more from each further shard."""
     sparsifier = zen.dgc(0.1, model_axis=harness.AXIS)
-    worker = lambda g: sparsifier.update(g, sparsifier.init(jnp.zeros((12, 8))))[0]  # noqa: E731
+    worker = lambda g: sparsifier.update(g, sparsifier.init(jnp.zeros((12, 8))))[0]
     sent = np.asarray(harness.spmd(worker, mode, 4)(np.ones((4, 12, 8), np.float32)))
     assert 39 <= np.count_nonzero(sent) <= 42
 

@@ -174,7 +174,7 @@ def test_ids_that_were_not_taken_are_nan(ids):
 )
 def test_a_penalty_on_all_parameters_is_nan(size):
     """It would add up ids, and only the rows that were taken."""
-    loss = lambda params, ids: embedding.lookup(params["t"], ids).sum() + size(params)  # noqa: E731
+    loss = lambda params, ids: embedding.lookup(params["t"], ids).sum() + size(params)
     value, _ = embedding.value_and_grad(loss, lambda ids: {"t": ids})({"t": jnp.asarray(TABLE)}, jnp.array([3, 1]))
     assert np.isnan(value)
 
@@ -291,7 +291,7 @@ def test_linen_table_with_partitioning():
     model, ids = zen_jax.embedding.linen.Embed(V + 1, D, embedding_init=init), jnp.array([1, 2, 1])
     params = model.init(jax.random.key(0), ids)
     np.testing.assert_array_equal(model.apply(params, ids), np.ones((3, D)))
-    loss = lambda params, ids: jnp.sum(model.apply(params, ids) ** 2)  # noqa: E731
+    loss = lambda params, ids: jnp.sum(model.apply(params, ids) ** 2)
     step = jax.jit(embedding.value_and_grad(loss, lambda ids: {"params/embedding": ids}))
     with jax.set_mesh(jax.make_mesh((2,), ("vocabulary",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])):
         _, gradients = step(params, ids)
@@ -303,7 +303,7 @@ def test_models_train_as_with_dense_gradients(model):
     """Four workers, duplicates in every batch: after some steps the parameters are those of pmean."""
     apply, params, table = model()
     ids = RNG.integers(0, V, (5, N, 3, 4)).astype(np.int32)
-    loss = lambda params, ids: jnp.mean((apply(params, ids) - 1.0) ** 2)  # noqa: E731
+    loss = lambda params, ids: jnp.mean((apply(params, ids) - 1.0) ** 2)
 
     def train(optimizer, value_and_grad):
         def worker(params, state, ids):

@@ -104,8 +104,8 @@ def shard_map(worker, check_vma):
 def test_already_reduced_gradient(scheme):
     """Under check_vma=True jax.grad of replicated parameters is already summed; averaging it gives the sum."""
     params, batch = jnp.ones((12, 6)), jnp.ones((4, 12, 6))
-    loss = lambda params, batch: jnp.mean(jnp.sum(params[None] * batch, axis=(1, 2)))  # noqa: E731
-    worker = lambda params, batch: zen.all_reduce(jax.grad(loss)(params, batch), harness.AXIS, scheme=scheme)  # noqa: E731
+    loss = lambda params, batch: jnp.mean(jnp.sum(params[None] * batch, axis=(1, 2)))
+    worker = lambda params, batch: zen.all_reduce(jax.grad(loss)(params, batch), harness.AXIS, scheme=scheme)
     refuses(lambda: shard_map(worker, True)(params, batch), "already reduced", "pcast", "value_and_grad")
 
     def varying(params, batch):
@@ -202,7 +202,7 @@ def test_synchronize_leaves():
 def test_synchronize_axis():
     transform = zen.synchronize("nobody")
     params = {"table": jnp.ones((12, 6))}
-    update = lambda g: transform.update(g, transform.init(params))[0]  # noqa: E731
+    update = lambda g: transform.update(g, transform.init(params))[0]
     refuses(lambda: jax.vmap(update, axis_name=harness.AXIS)({"table": GRADIENT}), "axis_name='nobody'")
 
 
@@ -243,7 +243,7 @@ def test_profile():
 
 
 def test_value_and_grad():
-    loss = lambda w, x: jnp.mean(x @ w)  # noqa: E731
+    loss = lambda w, x: jnp.mean(x @ w)
     mesh = harness.mesh(N, "data")
     refuses(lambda: zen.value_and_grad(loss, mesh=mesh, axis_name="model"), "axis_name='model'", "'data'")
     refuses(lambda: zen.value_and_grad(loss, mesh=mesh, scheme="zeno"), "scheme='zeno'")
@@ -285,14 +285,14 @@ def test_autotune_for_another_cluster_is_refused_before_a_step_runs():
     ],
 )
 def test_more_units_than_a_scheme_can_name(units, options, who):
-    reduce = lambda x: zen.all_reduce(x, harness.AXIS, unit="element", **options)  # noqa: E731
+    reduce = lambda x: zen.all_reduce(x, harness.AXIS, unit="element", **options)
     stack = jax.ShapeDtypeStruct((N, units), jnp.float32)
     refuses(lambda: jax.eval_shape(jax.vmap(reduce, axis_name=harness.AXIS), stack), who, "wider units", "'auto'")
 
 
 def test_numpy_scalars_are_numbers():
     options = {"unit": np.int64(2), "capacity": [np.int32(3), None], "seed": np.uint32(1)}
-    reduce = lambda g: zen.all_reduce(g, harness.AXIS, scheme="zen", op="sum", **options)  # noqa: E731
+    reduce = lambda g: zen.all_reduce(g, harness.AXIS, scheme="zen", op="sum", **options)
     reduced = jax.vmap(reduce, axis_name=harness.AXIS)(GRADIENT)
     np.testing.assert_array_equal(reduced[0], GRADIENT.sum(axis=0))
     zen.top_k(np.float32(0.5))

@@ -104,6 +104,6 @@ def test_more_units_than_pure_jax_can_name():
 def test_more_slots_than_pure_jax_can_index(n, r1, r2):
     lowering = import_module("zen_jax.kernels.hierarchical_hash").reference
     indices = jax.ShapeDtypeStruct((10,), jnp.int32)
-    hashed = lambda r1, r2: jax.eval_shape(lambda indices: lowering(indices, n, r1, r2, 3), indices)  # noqa: E731
+    hashed = lambda r1, r2: jax.eval_shape(lambda indices: lowering(indices, n, r1, r2, 3), indices)
     refuses(lambda: hashed(r1, r2), f"{n} * ({r1} + {r2}) slots", "hash='tile'")
     assert hashed(2**30 // n, 2**30 // n - 1)[0].shape == (n, 2**31 // n - 1)

@@ -30,7 +30,7 @@ def mesh_of(n, k):
 
 def on_mesh(worker, n=N, k=K, check_vma=True):
     """worker: gradients of one device -> tree, the same on all. Returns stack [n, k, ...] -> that tree, jitted."""
-    take = lambda tree: jax.tree.map(lambda leaf: leaf[0, 0], tree)  # noqa: E731
+    take = lambda tree: jax.tree.map(lambda leaf: leaf[0, 0], tree)
     mapped = jax.shard_map(
         lambda tree: worker(take(tree)), mesh=mesh_of(n, k), in_specs=P(*AXES), out_specs=P(), check_vma=check_vma
     )
@@ -151,7 +151,7 @@ def test_devices_with_very_different_shares_take_the_same_branches(scheme):
 def test_nested_vmap():
     n, k = 3, 2
     stack = by_device(sparse(np.random.default_rng(0), n * k, (301, 16), 0.1, integers=False), n, k)
-    worker = lambda x: zen.all_reduce(x, AXES[0], intra_axis=AXES[1])  # noqa: E731
+    worker = lambda x: zen.all_reduce(x, AXES[0], intra_axis=AXES[1])
     results = jax.jit(jax.vmap(jax.vmap(worker, axis_name=AXES[1]), axis_name=AXES[0]))(stack)
     for result in np.asarray(results).reshape(n * k, *stack.shape[2:]):
         assert_same_bits(result, expected_sum(stack, n * k))
@@ -293,10 +293,10 @@ def test_estimates_of_machines_count_16_bit_floats_as_float32():
 
 
 def test_already_reduced_over_either_axis():
-    one = lambda x: zen.all_reduce(x, AXES[0], intra_axis=AXES[1])  # noqa: E731
-    tree = lambda x: zen.synchronize(AXES[0], intra_axis=AXES[1]).update({"w": x}, None)[0]  # noqa: E731
+    one = lambda x: zen.all_reduce(x, AXES[0], intra_axis=AXES[1])
+    tree = lambda x: zen.synchronize(AXES[0], intra_axis=AXES[1]).update({"w": x}, None)[0]
     for axis, reduce in itertools.product(AXES, (one, tree)):
-        worker = lambda x, axis=axis, reduce=reduce: reduce(jax.lax.psum(x, axis))  # noqa: E731
+        worker = lambda x, axis=axis, reduce=reduce: reduce(jax.lax.psum(x, axis))
         refuses(lambda worker=worker: on_mesh(worker)(np.ones((N, K, 4), np.float32)), f"{axis!r}", "already reduced")
 
 
@@ -304,14 +304,14 @@ def test_already_reduced_over_either_axis():
 def test_one_axis_given_twice(axis_name):
     fragments = ("intra_axis='machines'", "axis_name=", "differ")
     refuses(lambda: zen.synchronize(axis_name, intra_axis=AXES[0]), *fragments)
-    worker = lambda x: zen.all_reduce(x, axis_name, intra_axis=AXES[0])  # noqa: E731
+    worker = lambda x: zen.all_reduce(x, axis_name, intra_axis=AXES[0])
     refuses(lambda: on_mesh(worker)(np.ones((N, K, 4), np.float32)), *fragments)
 
 
 def test_axes_that_do_not_exist():
-    worker = lambda x: zen.all_reduce(x, AXES[0], intra_axis="cores")  # noqa: E731
+    worker = lambda x: zen.all_reduce(x, AXES[0], intra_axis="cores")
     refuses(lambda: on_mesh(worker)(np.ones((N, K, 4), np.float32)), "intra_axis='cores'", "shard_map")
     mesh = mesh_of(N, K)
-    step = lambda intra: zen.value_and_grad(jnp.sum, mesh=mesh, axis_name=AXES[0], intra_axis=intra)  # noqa: E731
+    step = lambda intra: zen.value_and_grad(jnp.sum, mesh=mesh, axis_name=AXES[0], intra_axis=intra)
     refuses(lambda: step("cores"), "intra_axis='cores'", "'devices'")
     refuses(lambda: step(AXES[0]), "intra_axis='machines'", "differ")

@@ -192,7 +192,7 @@ def test_one_worker_without_vmap(lowering):
 def test_nested_vmap(lowering):
     n, capacity = 3, 13
     stack = sparse(np.random.default_rng(3), 6, (37, 2), 0.3, integers=False).reshape(2, 3, 37, 2)
-    partition = lambda x: kernel("partition", lowering)(x, n, capacity, seed=SEED)  # noqa: E731
+    partition = lambda x: kernel("partition", lowering)(x, n, capacity, seed=SEED)
     positions, values, counts = jax.jit(jax.vmap(jax.vmap(partition)))(stack)
     for a in range(2):
         for b in range(3):
@@ -224,9 +224,7 @@ def test_aggregate_encode_is_both_in_a_row(shape, dtype):
     def run(stack):
         push = jax.vmap(lambda x: zen.kernels.partition(x, n, max(1, size)))(stack)
         inbox = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), push)
-        fused = lambda room: jax.vmap(  # noqa: E731
-            lambda *m: zen.kernels.aggregate_encode(*m, size, room, divisor=divisor)
-        )(*inbox)
+        fused = lambda room: jax.vmap(lambda *m: zen.kernels.aggregate_encode(*m, size, room, divisor=divisor))(*inbox)
         return jax.vmap(lambda *m: zen.kernels.aggregate(*m, size, divisor=divisor))(*inbox), fused(7), fused(size + 1)
 
     with jax.enable_x64(dtype == "float64"):

@@ -1,9 +1,6 @@
 """Real processes over gloo agree with psum and with each other bit for bit, and never deadlock."""
 
-import contextlib
 import os
-import random
-import socket
 import subprocess
 import sys
 import time
@@ -11,21 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from examples.common.launch import free_ports
+
 WORKER = Path(__file__).parent / "worker_process.py"
 TIMEOUT = 240  # a deadlock fails after this; the run takes seconds
 
 
-def free_port():
-    """One that no outgoing connection takes: systems give these ports above 32,000."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("localhost", port))
-            return port
-
-
 def run_workers(count, schemes):
-    address = f"localhost:{free_port()}"
+    address = f"localhost:{free_ports()}"
     workers = [
         subprocess.Popen(
             [sys.executable, str(WORKER), address, str(count), str(rank), *schemes],

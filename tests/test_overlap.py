@@ -18,7 +18,7 @@ def test_a_leaf_depends_on_no_other_gradient(scheme):
     """Small leaves depend on all leaves of their bucket, because these travel together."""
     transform = zen.synchronize(harness.AXIS, scheme=scheme, dense_below=1000)
     gradients = {name: jnp.zeros((N, *shape)) for name, shape in SHAPES.items()}
-    worker = lambda tree: transform.update(tree, None)[0]  # noqa: E731
+    worker = lambda tree: transform.update(tree, None)[0]
     traced = jax.make_jaxpr(jax.vmap(worker, axis_name=harness.AXIS))(gradients)
     names = sorted(gradients)
     for name in names:

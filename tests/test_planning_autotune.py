@@ -64,7 +64,7 @@ def test_autotune_compiles_twice_and_changes_no_bit():
 def test_autotune_with_value_and_grad():
     """The other way to synchronise: under jit over a mesh, with the plan passed to value_and_grad."""
     table, words = jnp.ones((8192, 32)), jnp.arange(N * 10)
-    loss = lambda table, words: jnp.mean(table[words] ** 2)  # noqa: E731
+    loss = lambda table, words: jnp.mean(table[words] ** 2)
     mesh = harness.mesh(N, "data")
     step = zen.autotune(lambda plan: jax.jit(zen.value_and_grad(loss, mesh=mesh, plan=plan)), cluster=SLOW, steps=1)
     for _ in range(2):

@@ -243,7 +243,7 @@ def test_latency_is_without_the_time_to_send(monkeypatch):
 def test_processes_agree_on_the_fitted_costs(monkeypatch):
     """Linear algebra rounds differently on other CPUs: what is fitted to equal times must be agreed on, too."""
     monkeypatch.setattr(calibrate, "ROWS", 1 << 10)
-    agreed = lambda measured: np.full_like(np.asarray(measured, np.float64), 0.5)  # noqa: E731
+    agreed = lambda measured: np.full_like(np.asarray(measured, np.float64), 0.5)
     found = calibrate._measure_kernels(harness.mesh(1), harness.AXIS, agreed)
     assert set(found.values()) == {KernelCost(0.5, 0.5)}
 

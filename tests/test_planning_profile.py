@@ -195,7 +195,7 @@ def test_live_beside_a_model_axis():
     shards[:, 0, :100], shards[:, 1, :800] = 1, 1
     profiler = zen.Profiler()
     transform = zen.synchronize(harness.AXIS, plan=profiler, scheme="dense")
-    worker = lambda g: transform.update(g[0, 0], None)[0]  # noqa: E731
+    worker = lambda g: transform.update(g[0, 0], None)[0]
     specs = {"in_specs": PartitionSpec(harness.AXIS, "model"), "out_specs": PartitionSpec("model")}
     jax.jit(jax.shard_map(worker, mesh=mesh, **specs))(shards)
     profile = profiler.profile()
@@ -213,7 +213,7 @@ def test_info_beside_a_model_axis_is_of_the_largest_shard(check_vma):
     shards = np.zeros((2, 2, 64, 4), np.float32)
     shards[:, 0, :2], shards[:, 1, :16] = 1, 1
     transform = zen.synchronize(harness.AXIS, dense_below=0, unit="row")
-    worker = lambda g: transform.update(g[0, 0], None)[1]  # noqa: E731
+    worker = lambda g: transform.update(g[0, 0], None)[1]
     specs = {"in_specs": PartitionSpec(harness.AXIS, "model"), "out_specs": PartitionSpec()}
     state = jax.jit(jax.shard_map(worker, mesh=mesh, check_vma=check_vma, **specs))(shards)
     assert float(state.info["(array)"].density) == 16 / 64

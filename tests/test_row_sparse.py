@@ -119,7 +119,7 @@ def test_narrow_ids_of_a_table_larger_than_their_dtype_holds(dtype):
 def test_gradients_leave_shard_map_and_lie_on_explicit_meshes():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])
     ids = jax.device_put(jnp.array([3, 8, 3, 8]), NamedSharding(mesh, PartitionSpec("data")))
-    worker = lambda ids: zen.RowSparseGradient.from_lookups(ids, jnp.ones((2, D)), V)  # noqa: E731
+    worker = lambda ids: zen.RowSparseGradient.from_lookups(ids, jnp.ones((2, D)), V)
     split = jax.jit(jax.shard_map(worker, mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data")))
     gradient = split(ids)
     assert gradient.ids.tolist() == [3, 8, 3, 8] and gradient.mark.shape == (2,)
@@ -140,7 +140,7 @@ def test_ids_that_a_schedule_has_scaled_train_no_row(factor, ids):
     assert np.isnan(added).any() and (np.isnan(added) | (added == TABLE)).all()
     lazily, _ = embedding.lazy(optax.sgd(1.0)).update({"t": scaled}, optax.sgd(1.0).init({"t": table}), {"t": table})
     assert jnp.isnan(lazily["t"].rows).all()
-    worker = lambda rows: zen.synchronize(harness.AXIS).update(dataclasses.replace(scaled, rows=rows), None)[0]  # noqa: E731
+    worker = lambda rows: zen.synchronize(harness.AXIS).update(dataclasses.replace(scaled, rows=rows), None)[0]
     reduced = harness.spmd(worker, "vmap", N)(jnp.ones((N, ids.size, D)))
     assert np.isnan(np.asarray(table + jax.tree.map(lambda x: x[0], reduced))).any()
 
@@ -156,7 +156,7 @@ def test_zeros_in_place_of_a_gradient_change_no_row():
     optimizer = embedding.lazy(optax.sgd(1.0))
     updates, _ = optimizer.update(frozen, optimizer.init(params), params)
     np.testing.assert_array_equal(optax.apply_updates(params, updates)["t"], TABLE)
-    worker = lambda _: zen.synchronize(harness.AXIS).update(frozen, None)[0]  # noqa: E731
+    worker = lambda _: zen.synchronize(harness.AXIS).update(frozen, None)[0]
     reduced = jax.tree.map(lambda x: x[0], harness.spmd(worker, "vmap", N)(jnp.zeros(N)))
     np.testing.assert_array_equal(optax.apply_updates(params, reduced)["t"], TABLE)
 
@@ -218,7 +218,7 @@ def test_synchronize_every_size_of_message(num_rows):
         "the same everywhere": np.resize(np.arange(num_rows), (N, K)),
         "no two workers share": np.resize(np.arange(min(num_rows, N * K)), (N, K)),
     }
-    worker = lambda lookups: zen.synchronize(harness.AXIS, dense_below=0).update(  # noqa: E731
+    worker = lambda lookups: zen.synchronize(harness.AXIS, dense_below=0).update(
         zen.RowSparseGradient.from_lookups(*lookups, num_rows), None
     )
     run = harness.spmd(worker, "vmap", N)

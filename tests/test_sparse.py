@@ -183,9 +183,7 @@ def test_all_reduce_of_lists_that_are_full():
     """Every element of every worker: auto goes dense, from the lists."""
     stack = normal((3, 30, 50))
     lists = jax.tree.map(lambda *parts: np.stack(parts), *(listed(x.reshape(-1), 1500) for x in stack))
-    worker = lambda parts: zen.all_reduce(  # noqa: E731
-        zen.SparseGradient(*parts, (30, 50)), harness.AXIS, return_info=True
-    )
+    worker = lambda parts: zen.all_reduce(zen.SparseGradient(*parts, (30, 50)), harness.AXIS, return_info=True)
     reduced, info = harness.spmd(worker, "vmap", 3)(lists)
     assert info.dense_taken[0] == 1
     assert_same_bits(reduced, harness.all_reduce("vmap", 3)(stack))
@@ -348,7 +346,7 @@ def test_indices_that_a_schedule_has_scaled_lose_nothing_unseen(factor, scheme):
     """`optax.scale_by_schedule` casts its factor to int32 and multiplies indices and count by it."""
     gradient = zen.SparseGradient(jnp.array([1, 4, 7], jnp.int32), jnp.ones(3), jnp.int32(3), (9,))
     scaled, zeros = (jax.tree.map(lambda x, by=by: jnp.array(by).astype(x.dtype) * x, gradient) for by in (factor, 0.0))
-    worker = lambda _: [zen.all_reduce(each, harness.AXIS, scheme=scheme) for each in (scaled, zeros)]  # noqa: E731
+    worker = lambda _: [zen.all_reduce(each, harness.AXIS, scheme=scheme) for each in (scaled, zeros)]
     reduced, nothing = harness.spmd(worker, "vmap", N)(jnp.zeros(N))
     assert np.isnan(reduced).any() and not nothing.any()
     np.testing.assert_array_equal(jax.device_get(gradient).to_dense(), gradient.to_dense())
@@ -358,7 +356,7 @@ def test_indices_that_a_schedule_has_scaled_lose_nothing_unseen(factor, scheme):
 @pytest.mark.parametrize("scheme", ["zen", "agsparse", "dense"])
 def test_indices_in_another_order_or_negative_lose_nothing_unseen(indices, scheme):
     gradient = zen.SparseGradient(jnp.array(indices, jnp.int32), jnp.ones(2), jnp.int32(2), (8192,))
-    worker = lambda _: zen.all_reduce(gradient, harness.AXIS, scheme=scheme)  # noqa: E731
+    worker = lambda _: zen.all_reduce(gradient, harness.AXIS, scheme=scheme)
     assert np.isnan(harness.spmd(worker, "vmap", N)(jnp.zeros(N))).any()
     assert np.isnan(gradient.to_dense()).any()
 

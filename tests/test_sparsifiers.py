@@ -187,7 +187,7 @@ def test_k_is_the_density_as_written(density):
 
 def test_random_k_chooses_alike_on_every_worker_and_anew_each_step():
     sparsifier = zen.random_k(0.05, seed=7)
-    worker = lambda gradient: sparsifier.update(gradient, sparsifier.init(jnp.zeros((40, 50))))[0]  # noqa: E731
+    worker = lambda gradient: sparsifier.update(gradient, sparsifier.init(jnp.zeros((40, 50))))[0]
     sent = np.asarray(harness.spmd(worker, "vmap", 4)(1 + np.abs(normal((4, 40, 50)))))
     assert ((sent != 0) == (sent != 0)[0]).all()
     state, seen, step = sparsifier.init(jnp.zeros((40, 50))), np.zeros((40, 50)), jax.jit(sparsifier.update)
@@ -211,7 +211,7 @@ def test_chain_with_synchronize_sends_the_mean_of_what_was_sent(name, mode):
     gradients = normal((4, 40, 9))
     synchronize = zen.synchronize(harness.AXIS, unit="element", dense_below=0)
     chain = optax.chain(SPARSIFIERS[name], synchronize, optax.sgd(1.0))
-    worker = lambda g: chain.update(g, chain.init(jnp.zeros((40, 9))), jnp.zeros((40, 9)))[0]  # noqa: E731
+    worker = lambda g: chain.update(g, chain.init(jnp.zeros((40, 9))), jnp.zeros((40, 9)))[0]
     updates = np.asarray(harness.spmd(worker, mode, 4)(gradients))
     alone = [update(name)(g, SPARSIFIERS[name].init(jnp.zeros((40, 9))))[0] for g in gradients]
     assert (updates == updates[0]).all()

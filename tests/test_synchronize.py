@@ -68,7 +68,7 @@ def test_buckets_of_small_leaves(bucket_bytes, count):
     info = jax.tree.map(lambda field: float(field[0]), optax.tree.get(state, "info"))
     assert set(info) == {"(fused)"}
     assert info["(fused)"].dense_taken == 1
-    update = lambda g: zen.synchronize(harness.AXIS, bucket_bytes=bucket_bytes).update(g, None)[0]  # noqa: E731
+    update = lambda g: zen.synchronize(harness.AXIS, bucket_bytes=bucket_bytes).update(g, None)[0]
     program = str(jax.make_jaxpr(update, axis_env=[(harness.AXIS, N)])(params))
     assert program.count(" all_gather[") == count
     sent = sum(g[0].nbytes for g in gradients.values())
@@ -122,7 +122,7 @@ def test_none_leaves_and_empty_trees():
     params = {"a": PARAMS["embed"]["table"], "b": None, "c": (None, {})}
     updates, _ = step(transform, gradients, params)
     assert_trees_same(updates, {"a": MEANS["embed"]["table"], "b": None, "c": (None, {})})
-    worker = lambda _: transform.update({}, transform.init({}))  # noqa: E731
+    worker = lambda _: transform.update({}, transform.init({}))
     updates, state = jax.vmap(worker, axis_name=harness.AXIS)(jnp.zeros(N))
     assert updates == {}
     assert optax.tree.get(state, "info") == {}
@@ -130,7 +130,7 @@ def test_none_leaves_and_empty_trees():
 
 def test_numbers_are_leaves():
     transform = zen.synchronize(harness.AXIS, op="sum")
-    worker = lambda _: transform.update({"scale": 2.0}, transform.init({"scale": 1.0}))[0]  # noqa: E731
+    worker = lambda _: transform.update({"scale": 2.0}, transform.init({"scale": 1.0}))[0]
     np.testing.assert_array_equal(jax.vmap(worker, axis_name=harness.AXIS)(jnp.zeros(N))["scale"], np.full(N, 2.0 * N))
 
 

@@ -35,7 +35,7 @@ def optimizer_of(scheme):
 
 def on_workers(step, out_specs=(SHARED, SHARED)):
     """step(params, state, tokens of one worker) on N devices."""
-    mapped = lambda params, state, tokens: step(params, state, tokens[0])  # noqa: E731
+    mapped = lambda params, state, tokens: step(params, state, tokens[0])
     specs = {"in_specs": (SHARED, SHARED, PER_WORKER), "out_specs": out_specs}
     return jax.shard_map(mapped, mesh=harness.mesh(N), check_vma=False, **specs)
 
@@ -75,7 +75,7 @@ def scanned(optimizer):
     """All steps are one program: lax.scan carries parameters, optimizer and info."""
 
     def loop(params, state, tokens):
-        body = lambda carry, tokens: (stepper(optimizer)(*carry, tokens), None)  # noqa: E731
+        body = lambda carry, tokens: (stepper(optimizer)(*carry, tokens), None)
         return lax.scan(body, (params, state), tokens)[0]
 
     return jax.jit(on_workers(loop))(PARAMS, optimizer.init(PARAMS), jnp.swapaxes(TOKENS, 0, 1))[0]
@@ -85,7 +85,7 @@ def accumulated(optimizer):
     """Gradients are summed one example at a time before they are synchronised."""
 
     def gradients(params, tokens):
-        add = lambda total, example: (jax.tree.map(jnp.add, total, jax.grad(loss)(params, example[None])), None)  # noqa: E731
+        add = lambda total, example: (jax.tree.map(jnp.add, total, jax.grad(loss)(params, example[None])), None)
         total, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, params), tokens)
         return jax.tree.map(lambda g: g / len(tokens), total)
 
@@ -128,7 +128,7 @@ def tensor_parallel(optimizer):
         # Without check_vma the transpose of psum is psum: each shard's gradient is scaled by the number of shards.
         return jax.tree.map(lambda g: g / 2, jax.grad(shard_loss)(params, tokens))
 
-    mapped = lambda params, state, tokens: stepper(optimizer, gradients)(params, state, tokens[0])  # noqa: E731
+    mapped = lambda params, state, tokens: stepper(optimizer, gradients)(params, state, tokens[0])
     specs = {"in_specs": (shards, state_specs, PER_WORKER), "out_specs": (shards, state_specs)}
     return run(jax.jit(jax.shard_map(mapped, mesh=mesh, check_vma=False, **specs)), optimizer)
 
@@ -166,8 +166,8 @@ def test_sparcml_beside_an_axis_whose_devices_would_branch_differently(check_vma
     mesh = jax.make_mesh((N, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[: 2 * N])
     gradients = RNG.integers(-3, 4, (N, 2, ROWS, WIDTH)).astype(np.float32)
     gradients[:, 1] *= RNG.random((N, ROWS, 1)) < 0.01  # one shard of the model is dense, the other sparse
-    reduce = lambda x: zen.all_reduce(x[0, 0], AXIS, scheme="sparcml", op="sum", return_info=True)  # noqa: E731
-    own = lambda x: jax.tree.map(lambda leaf: leaf[None], reduce(x))  # noqa: E731
+    reduce = lambda x: zen.all_reduce(x[0, 0], AXIS, scheme="sparcml", op="sum", return_info=True)
+    own = lambda x: jax.tree.map(lambda leaf: leaf[None], reduce(x))
     specs = {"in_specs": PartitionSpec(AXIS, "model"), "out_specs": PartitionSpec("model")}
     reduced, info = jax.jit(jax.shard_map(own, mesh=mesh, check_vma=check_vma, **specs))(gradients)
     np.testing.assert_array_equal(reduced, gradients.sum(axis=0))

@@ -104,10 +104,12 @@ def _torch(x: np.ndarray) -> Peer:
         return Absent("torch without CUDA")
     tensor = torch.from_numpy(x).to("cuda" if _on_gpu() else "cpu")
 
-    def run() -> None:
-        torch.index_select(tensor, 0, torch.nonzero(tensor).squeeze(1))
+    def run() -> tuple[Any, Any]:
+        indices = torch.nonzero(tensor).squeeze(1)
+        values = torch.index_select(tensor, 0, indices)
         if _on_gpu():
             torch.cuda.synchronize()
+        return indices, values
 
     return run
 
@@ -119,9 +121,11 @@ def _cupy(x: np.ndarray) -> Peer:
         return Absent("no GPU")
     device = cupy.asarray(x)
 
-    def run() -> None:
-        device.take(cupy.flatnonzero(device))
+    def run() -> tuple[Any, Any]:
+        indices = cupy.flatnonzero(device)
+        values = device.take(indices)
         cupy.cuda.Device().synchronize()
+        return indices, values
 
     return run
 

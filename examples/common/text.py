@@ -22,8 +22,12 @@ EOS, UNK = "<eos>", "<unk>"
 _MAX_BYTES = 64 << 20  # read at most from the standard library
 _VALID_FRACTION = 0.04  # tail of every file held out when the data has no files named valid*
 _SUFFIXES = (".txt", ".md", ".rst", ".py")
+_KINDS = ", ".join([*("*" + suffix for suffix in _SUFFIXES), "LICENSE*"])
 _SKIPPED_DIRS = {"site-packages", "dist-packages", "__pycache__", "test", "tests"}
 WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]|_")
+
+DATA = f"text: a file, or a directory of {_KINDS}, each also as .gz (default: Python's own)"
+"""The meaning of --data, for examples that read text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +101,7 @@ def _find_files(data: Path | None) -> tuple[str, list[Path]]:
         raise DataError(f"{data} does not exist")
     files = [data] if data.is_file() else _text_files(data)
     if not files:
-        raise DataError(f"{data} holds no text files ({', '.join(_SUFFIXES)}, LICENSE*, or any of these with .gz)")
+        raise DataError(f"{data} holds no text files ({_KINDS}, or any of these with .gz)")
     return str(data), files
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from examples.common import config
+from examples.common import config, text
 from examples.common.config import option
 
 
@@ -11,9 +11,7 @@ from examples.common.config import option
 class Config(config.Config):
     """Defaults: two embedding tables of 20,000 x 256 (10.24M parameters) and 8 workers, sized for 2 CPU cores."""
 
-    data: Path | None = option(
-        None, "text: a file, or a directory of *.txt, *.md, *.rst, *.py, each also as .gz (default: Python's own)"
-    )
+    data: Path | None = option(None, text.DATA)
     vocab: int = option(20_000, "most frequent words kept, including <eos> and <unk>", least=4)
     dim: int = option(256, "width of both embedding tables", least=1)
     hidden: int = option(128, "width of the LSTM", least=1)

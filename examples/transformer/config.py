@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from examples.common import config
+from examples.common import config, text
 from examples.common.config import option
 
 
@@ -12,9 +12,7 @@ from examples.common.config import option
 class Config(config.Config):
     """Defaults: 0.9M parameters, all of them compressed, and 8 workers, sized for 2 CPU cores."""
 
-    data: Path | None = option(
-        None, "text: a file, or a directory of *.txt, *.md, *.rst, *.py, each also as .gz (default: Python's own)"
-    )
+    data: Path | None = option(None, text.DATA)
     sync: tuple[str, ...] = option(("zen", "agsparse", "dense_ordered"), config.SYNC)
     density: float = option(0.05, "share of each gradient that DGC sends; 1 trains without DGC")
     warmup: int = option(0, "steps over which DGC lowers the share from a much larger one to --density", least=0)

@@ -33,8 +33,8 @@ def exchange(n, capacity, fused=True):
         message = jax.vmap(lambda x: zen.kernels.partition(x, n, capacity, seed=SEED))(stack)
         inbox = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), message)
         tiles = oracle.tiles(size, n)
-        together = lambda *inbox: zen.kernels.aggregate_encode(*inbox, tiles, capacity)  # noqa: E731
-        in_a_row = lambda *inbox: zen.kernels.hash_bitmap_encode(zen.kernels.aggregate(*inbox, tiles), capacity)  # noqa: E731
+        together = lambda *inbox: zen.kernels.aggregate_encode(*inbox, tiles, capacity)
+        in_a_row = lambda *inbox: zen.kernels.hash_bitmap_encode(zen.kernels.aggregate(*inbox, tiles), capacity)
         words, values, _ = jax.vmap(together if fused else in_a_row)(*inbox)
         return zen.kernels.hash_bitmap_decode(words, values, size, seed=SEED)
 

@@ -51,7 +51,7 @@ def test_exchange_of_few_nonzeros_among_many_units(rows, columns):
 
     # Indices of rows and columns need but 32 bits.
     where = [at.astype(np.int32) for at in np.divmod(nonzero, columns)]
-    fill = lambda at, values: jnp.zeros((rows, columns), values.dtype).at[tuple(at)].set(values).reshape(-1)  # noqa: E731
+    fill = lambda at, values: jnp.zeros((rows, columns), values.dtype).at[tuple(at)].set(values).reshape(-1)
     x = jax.jit(fill)(where, sent)
     buckets = jax.jit(lambda x: zen.kernels.partition(x, n, capacity, seed=SEED))(x)
     positions, values, found = map(np.asarray, buckets)
@@ -61,8 +61,8 @@ def test_exchange_of_few_nonzeros_among_many_units(rows, columns):
         assert_same_bits(values[server, :count], sent[servers == server])
 
     inbox = [part[:, None] for part in buckets]  # of each server, from a single worker
-    together = lambda *inbox: zen.kernels.aggregate_encode(*inbox, tiles, capacity)  # noqa: E731
-    in_a_row = lambda *inbox: zen.kernels.hash_bitmap_encode(zen.kernels.aggregate(*inbox, tiles), capacity)  # noqa: E731
+    together = lambda *inbox: zen.kernels.aggregate_encode(*inbox, tiles, capacity)
+    in_a_row = lambda *inbox: zen.kernels.hash_bitmap_encode(zen.kernels.aggregate(*inbox, tiles), capacity)
     decode = jax.jit(lambda words, values: zen.kernels.hash_bitmap_decode(words, values, units, seed=SEED))
     for encode in (together, in_a_row):
         words, kept, held = jax.jit(jax.vmap(encode))(*inbox)
