@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks import group, measure
 from benchmarks.emulated_hosts import rate_in_bits
+from benchmarks.figures import drawing
 
 DENSE = "dense"
 
@@ -89,15 +90,13 @@ def choices(rows: Sequence[dict[str, Any]]) -> str:
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Plots median times as bars with their extremes, one panel for each number of hosts and rate, to a PNG."""
-    import matplotlib
+    drawing.save(_draw, rows, path)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
+def _draw(rows: Sequence[dict[str, Any]], figure: Any) -> None:
     panels = list(dict.fromkeys((row["workload"], row["n"], row["rate"]) for row in rows))
-    size = (5 * len(panels), 4)
-    figure, all_axes = pyplot.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
-    for panel, axes in zip(panels, all_axes[0], strict=True):
+    figure.set_size_inches(5 * len(panels), 4)
+    for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
         here = [row for row in rows if (row["workload"], row["n"], row["rate"]) == panel]
         here.sort(key=lambda row: -row["median_ms"])
         medians = [row["median_ms"] for row in here]
@@ -106,6 +105,3 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
         axes.axvline(here[0]["bound_ms"], color="black", linestyle=":", label="lower bound")
         axes.set(xscale="log", xlabel="ms", title="{}, n = {}, {}".format(*panel))
         axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)

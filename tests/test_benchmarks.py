@@ -2,6 +2,7 @@
 
 import doctest
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,9 +18,12 @@ from benchmarks.figures import (
     imbalance,
     schemes,
     skewness,
+    speedups,
     strawmen,
 )
 from benchmarks.problem import Problem
+
+RESULTS = Path(exact.__file__).parent / "results"
 
 
 def random_touched(n=4, rows=97, density=0.2, seed=0):
@@ -105,12 +109,19 @@ def assert_drawn(figure, rows, folder):
 
 @pytest.mark.parametrize("figure", [characteristics, skewness, schemes, breakdown, imbalance, formats, strawmen])
 def test_figures_have_rows_of_plain_numbers_and_are_drawn(figure, monkeypatch, tmp_path):
-    for module in (characteristics, skewness, schemes, breakdown, imbalance):
-        if hasattr(module, "WORKERS") and isinstance(module.WORKERS, tuple):
-            monkeypatch.setattr(module, "WORKERS", (2, 4))
+    if isinstance(getattr(figure, "WORKERS", None), tuple):
+        monkeypatch.setattr(figure, "WORKERS", (2, 4))
     options = SimpleNamespace(workloads=["synthetic:0.01"], data=None, steps=1)
     rows = figure.rows(options)
     assert rows and all(isinstance(value, str | int | float) for row in rows for value in row.values())
+    assert_drawn(figure, rows, tmp_path)
+
+
+@pytest.mark.parametrize("figure", [breakdown_measured, speedups])
+def test_measured_figures_are_drawn_from_a_run(figure, tmp_path):
+    rows = figure.rows(SimpleNamespace(network=[RESULTS / "network_ablation.json"]))
+    assert {(row["n"], row["rate"]) for row in rows} == {(4, "100mbit"), (4, "400mbit")}
+    assert all(row["speed-up"] > 0 for row in rows)
     assert_drawn(figure, rows, tmp_path)
 
 
@@ -148,4 +159,3 @@ def test_measured_breakdown_goes_step_by_step(tmp_path):
         ("+ hash bitmap", 4.0),
         ("+ wider units", 5.0),
     ]
-    assert_drawn(breakdown_measured, found, tmp_path)

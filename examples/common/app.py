@@ -46,12 +46,12 @@ class Example:
     dataset: type  # what `load` returns
     load: Callable[[Config], Any]
     task: Callable[[Config, Any], Task]
-    read_with: tuple[str, ...] = ()  # the options besides --data that decide what `load` returns
+    read_with: tuple[str, ...] = ()  # the options besides --data that decide how files are read
 
 
 def main(example: Example, arguments: list[str]) -> int:
     """Returns the exit code: 0; 2 for options, data or checkpoints that cannot be used, or if training diverged; 1 if
-    processes do not arrive; 143 if one was told to end.
+    processes do not arrive; 143 if one was told to end; 130 after Ctrl-C.
     """
     parser = _parser(example)
     options = parser.parse_args(arguments)

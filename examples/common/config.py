@@ -33,7 +33,9 @@ class Config:
     data: Path | None = option(None, "where the data is")
     sync: tuple[str, ...] = option(("zen", "dense_ordered", "dense"), SYNC)
     workers: int = option(
-        8, "number of workers: one on each device if there are as many, else emulated on one", least=1
+        8,
+        "workers: one on each device if there are several, whose number is then the default, else emulated on one",
+        least=1,
     )
     machines: int = option(
         1,

@@ -69,7 +69,7 @@ class Watch:
       timeout: seconds of silence after which a process counts as stuck.
 
     Raises:
-      OSError: if processes do not arrive within five minutes.
+      TimeoutError: if processes do not arrive within five minutes.
       BadInput: if their ranks are inconsistent, or the port is taken.
     """
 
