@@ -25,12 +25,20 @@ struct RangeBitmap {
         before(arena.take<uint32_t>(kThreads)),
         warp_totals(arena.take<uint32_t>(kWarps)) {}
 
-  // Sets the bit of each row of the range that has a non-zero sum. A warp looks at 32 packs and ORs what its lanes saw;
-  // 32 rows are a multiple of 32 packs, so the bits of its rows are in one word.
+  // Sets the bit of each row of the range that has a non-zero sum. A warp looks at 32 packs. If a row is one pack, they
+  // are all of a word's rows; else it ORs what its lanes saw, and 32 rows are a multiple of 32 packs, so the bits of its
+  // rows are in one word.
   template <typename Sums, typename Sum>
   __device__ void mark(const Sums& sums, const SumParams& params, Sum reciprocal) const {
     const SmallDivisor& packs = params.packs;
     const uint32_t slots = params.rows * packs.divisor;
+    if (packs.divisor == 1) {
+      for (uint32_t row = threadIdx.x; row < slots; row += kThreads) {
+        const uint32_t word = __ballot_sync(kFullWarp, is_nonzero_pack(sums.result(row, reciprocal)));
+        if (lane_id() == 0) words[row / kBitsPerWord] = word;
+      }
+      return;
+    }
     for (uint32_t base = warp_id() * kWarpSize; base < slots; base += kThreads) {
       const uint32_t slot = base + lane_id();
       const uint32_t row = packs.quotient(slot);
@@ -105,15 +113,26 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     if (step + column_ranges < steps) continue;
 
-    auto* const units = static_cast<typename Dtype::Stored*>(params.units) +
-                        (block.batch * params.compaction.capacity + before) * problem.width;
-    for (uint32_t i = threadIdx.x; i < params.sums.rows * packs.divisor; i += kThreads) {
+    auto* const units = static_cast<typename Dtype::Stored*>(params.units);
+    const int64_t first_unit = block.batch * params.compaction.capacity + before;
+    const uint32_t slots = params.sums.rows * packs.divisor;
+    if (packs.divisor == 1) {
+      for (uint32_t row = threadIdx.x; row < slots; row += kThreads) {
+        const uint32_t word = bitmap.words[row / kBitsPerWord], bit = 1u << lane_id();
+        if (word == 0) continue;
+        const uint32_t rank = bitmap.before[row / kBitsPerWord] + __popc(word & (bit - 1));
+        if (!(word & bit) || rank >= fitting) continue;
+        store_pack(units + (first_unit + rank) * kPackSize, sums.result(row, reciprocal));
+      }
+      continue;
+    }
+    for (uint32_t i = threadIdx.x; i < slots; i += kThreads) {
       const uint32_t row = packs.quotient(i);
       const uint32_t word = bitmap.words[row / kBitsPerWord], bit = 1u << (row % kBitsPerWord);
       const uint32_t rank = bitmap.before[row / kBitsPerWord] + __popc(word & (bit - 1));
       const int64_t column = sums.first_column() + packs.remainder(i, row) * kPackSize;
       if (!(word & bit) || rank >= fitting || column >= problem.width) continue;
-      store_pack(units + rank * problem.width + column, sums.result(i, reciprocal));
+      store_pack(units + (first_unit + rank) * problem.width + column, sums.result(i, reciprocal));
     }
   }
 }

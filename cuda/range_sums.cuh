@@ -99,6 +99,7 @@ class RangeSums {
   __host__ __device__ explicit RangeSums(SharedArena& arena)
       : sums_(arena.take<Sum>(kSums<Dtype>)),
         begins_(arena.take<uint32_t>(kThreads)),
+        bases_(arena.take<int64_t>(kWorkersAtOnce)),
         starts_(arena.take<uint32_t>(kWorkersAtOnce + 1)),
         warp_totals_(arena.take<uint32_t>(kWarps)) {}
 
@@ -106,6 +107,8 @@ class RangeSums {
   __device__ void sum(const SumParams& params, int64_t batch, int64_t row_range, int64_t column_range) {
     const AggregateProblem& problem = params.problem;
     first_row_ = row_range * params.rows;
+    const int64_t rows_left = problem.size - first_row_;
+    rows_ = rows_left < params.rows ? static_cast<uint32_t>(rows_left) : params.rows;
     first_column_ = column_range * params.packs.divisor * kPackSize;
     __syncthreads();  // the previous sums may still be read
     auto* const vectors = reinterpret_cast<uint4*>(sums_);
@@ -115,7 +118,7 @@ class RangeSums {
       const int32_t workers = left < kWorkersAtOnce ? static_cast<int32_t>(left) : kWorkersAtOnce;
       const int64_t first_bucket = batch * problem.n + worker;
       find_entries(params, first_bucket, workers);
-      add_in_order(params, first_bucket * problem.capacity, workers);
+      add_in_order(params, workers);
     }
   }
 
@@ -138,7 +141,7 @@ class RangeSums {
   // A pack of a worker's entry. None of it is examined before its turn, so that loading it stalls nothing.
   struct Addend {
     int32_t worker;  // -1 for none
-    int32_t pack;
+    uint32_t pack;
     int32_t position;
     StoredPack values;
   };
@@ -155,10 +158,8 @@ class RangeSums {
     const int64_t bucket = first_bucket + (wanted ? sought / 2 : 0);
     const int64_t count = wanted ? params.counts[bucket] : 0;
     const int64_t held = count < 0 ? 0 : count < problem.capacity ? count : problem.capacity;
-    const int64_t rows_left = problem.size - first_row_;
-    const int32_t rows = rows_left < params.rows ? static_cast<int32_t>(rows_left) : params.rows;
     const uint32_t found = lower_bound(group, params.positions + bucket * problem.capacity,
-                                       static_cast<uint32_t>(held), first_row_ + (sought % 2 ? rows : 0));
+                                       static_cast<uint32_t>(held), first_row_ + (sought % 2 ? rows_ : 0));
     if (wanted && group.lane == 0) begins_[sought] = found;
     __syncthreads();
     const int32_t w = static_cast<int32_t>(threadIdx.x);
@@ -170,13 +171,14 @@ class RangeSums {
     }
     const BlockSum sum = block_exclusive_sum(addends, warp_totals_);
     if (w <= workers) starts_[w] = sum.before;
+    if (w < workers) bases_[w] = (first_bucket + w) * problem.capacity + begins_[2 * w] - sum.before;
     __syncthreads();
   }
 
   // A worker's positions are distinct, so its addends go to different sums and need no atomics; a barrier between
   // workers keeps their order. The threads take addends in turn, whichever worker they belong to, so that workers with
   // few addends leave no thread idle.
-  __device__ void add_in_order(const SumParams& params, int64_t first_entry, int32_t workers) {
+  __device__ void add_in_order(const SumParams& params, int32_t workers) {
     const uint32_t total = starts_[workers];
     uint32_t next = threadIdx.x;
     int32_t owner = 0;
@@ -184,7 +186,7 @@ class RangeSums {
       while (owner < workers && next >= starts_[owner + 1]) ++owner;
       Addend addend;
       addend.worker = -1;
-      if (owner < workers) addend = load_addend(params, first_entry, owner, next - starts_[owner]);
+      if (owner < workers) addend = load_addend(params, owner, next);
       next += kThreads;
       return addend;
     };
@@ -209,17 +211,27 @@ class RangeSums {
     }
   }
 
-  __device__ Addend load_addend(const SumParams& params, int64_t first_entry, int32_t worker, uint32_t i) const {
-    const uint32_t entry = params.packs.quotient(i);
-    const uint32_t pack = params.packs.remainder(i, entry);
-    const int64_t column = first_column_ + pack * kPackSize;
+  // Addend i of the range, which `worker` has. If a row is one pack, it is an entry, and nothing needs dividing.
+  __device__ Addend load_addend(const SumParams& params, int32_t worker, uint32_t i) const {
+    int64_t entry = bases_[worker] + i;
+    int64_t element = entry * kPackSize;
     Addend addend;
-    addend.worker = column < params.problem.width ? worker : -1;
-    if (addend.worker < 0) return addend;
-    const int64_t at = first_entry + worker * params.problem.capacity + begins_[2 * worker] + entry;
-    addend.pack = static_cast<int32_t>(pack);
-    addend.position = params.positions[at];
-    const auto* const from = static_cast<const Stored*>(params.values) + at * params.problem.width + column;
+    addend.worker = worker;
+    addend.pack = 0;
+    if (params.packs.divisor > 1) {
+      const uint32_t start = starts_[worker];
+      const uint32_t quotient = params.packs.quotient(i - start);
+      addend.pack = params.packs.remainder(i - start, quotient);
+      const int64_t column = first_column_ + addend.pack * kPackSize;
+      if (column >= params.problem.width) {
+        addend.worker = -1;
+        return addend;
+      }
+      entry = bases_[worker] + start + quotient;
+      element = entry * params.problem.width + column;
+    }
+    addend.position = params.positions[entry];
+    const auto* const from = static_cast<const Stored*>(params.values) + element;
     if constexpr (kPackSize == 1) {
       addend.values.at[0] = *from;
     } else {
@@ -231,18 +243,20 @@ class RangeSums {
 
   // A position out of order may lie outside the range: it is ignored.
   __device__ void add(const SumParams& params, const Addend& addend) {
-    const int64_t row = addend.position - first_row_;
-    if (row < 0 || row >= params.rows || addend.position >= params.problem.size) return;
-    const uint32_t slot = static_cast<uint32_t>(row) * params.packs.divisor + addend.pack;
+    const uint32_t row = static_cast<uint32_t>(addend.position) - static_cast<uint32_t>(first_row_);
+    if (row >= rows_) return;
+    const uint32_t slot = row * params.packs.divisor + addend.pack;
 #pragma unroll
     for (int k = 0; k < kPackSize; ++k) sums_[slot * kPackSize + k] += Dtype::widen(addend.values.at[k]);
   }
 
   Sum* sums_;
   uint32_t* begins_;  // [2 * kWorkersAtOnce], begin and end of each worker's entries
+  int64_t* bases_;    // [kWorkersAtOnce], each worker's first entry less its start
   uint32_t* starts_;
   uint32_t* warp_totals_;
   int64_t first_row_ = 0;
+  uint32_t rows_ = 0;  // of the tensor in this range
   int64_t first_column_ = 0;
 };
 

@@ -350,6 +350,20 @@ void test_partition_on_a_small_gpu() {
   emulation::most_shared_bytes = of_h200;
 }
 
+// Rows of one pack, of several, and in several ranges of columns; fewer workers than are looked up at once, and more.
+void test_sums_by_shape() {
+  emulation::set_schedule(rng(), 3);
+  const auto test = [](const AggregateProblem& p) {
+    test_aggregate<float, float>(p, Element::kFloat32, 0.05, 3);
+    test_aggregate<double, double>(p, Element::kFloat64, 0.05, 3);
+    test_aggregate<_Float16, float>(p, Element::kFloat16, 0.05, 3);
+  };
+  for (const int64_t width : {1, 2, 4, 8, 12}) test({1, 3, 333, width, 333});
+  test({2, 300, 77, 1, 77});
+  test({1, 300, 77, 8, 77});
+  test({1, 3, 3, 20004, 3});
+}
+
 // Ranges as large as a block's sums, as many as are summed at once; for a larger shard, a multiple of that number.
 void test_large_shard() {
   emulation::set_schedule(rng(), 3);
@@ -379,6 +393,7 @@ int main(int argc, char** argv) {
     for (const int lanes : {1, 2, 4, 32}) zen::cuda::test_look_back<8>(lanes, chunk);
     zen::cuda::test_look_back<1>(32, chunk);
   }
+  zen::cuda::test_sums_by_shape();
   zen::cuda::test_large_shard();
   zen::cuda::test_large_memory();
   zen::cuda::test_partition_on_a_small_gpu();
