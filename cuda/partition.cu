@@ -7,6 +7,7 @@
 #include "cuda/partition_block.cuh"
 #include "cuda/partition_two_pass.h"
 #include "cuda/rows.cuh"
+#include "cuda/tile_rotations.cuh"
 
 namespace zen::cuda {
 namespace {
@@ -21,6 +22,7 @@ constexpr int kCovered = 2 * (ElementChunk<Bits>::kPerBlock - kListRoom<Bits>) *
 
 struct DenseParams : PartitionParams {
   SmallDivisor n;
+  uint32_t table_room;  // tiles whose rotations a block of partition_elements may keep
 };
 
 // Where a unit belongs.
@@ -29,30 +31,36 @@ struct UnitPlace {
   uint32_t server;
 };
 
-// The listed units of a chunk of consecutive units.
+// Where a chunk of consecutive units begins: in this tile, at this unit of it.
+struct ChunkStart {
+  uint32_t tile;
+  uint32_t offset;
+
+  __device__ ChunkStart(int64_t first_unit, uint32_t n)
+      : tile(static_cast<uint32_t>(first_unit / n)),
+        offset(static_cast<uint32_t>(first_unit - static_cast<int64_t>(tile) * n)) {}
+};
+
+// The listed units of a chunk.
+template <typename Rotations>
 class ChunkUnits {
  public:
-  __device__ ChunkUnits(const DenseParams& params, const uint16_t* offsets, int64_t first_unit)
-      : n_(params.n), seed_(params.seed), offsets_(offsets) {
-    const int64_t tile = first_unit / n_.divisor;
-    first_tile_ = static_cast<uint32_t>(tile);
-    first_offset_ = static_cast<uint32_t>(first_unit - tile * n_.divisor);
-  }
+  __device__ ChunkUnits(const SmallDivisor& n, const uint16_t* offsets, const ChunkStart& start,
+                        const Rotations& rotations)
+      : n_(n), offsets_(offsets), start_(start), rotations_(rotations) {}
 
   __device__ UnitPlace place(uint32_t j) const {
-    const uint32_t unit = first_offset_ + offsets_[j];
+    const uint32_t unit = start_.offset + offsets_[j];
     const uint32_t tile = n_.quotient(unit);
-    const uint32_t rotation = tile_rotation(first_tile_ + tile, n_.divisor, seed_);
-    return {first_tile_ + tile, server_in_tile(n_.remainder(unit, tile), rotation, n_.divisor)};
+    return {start_.tile + tile, server_in_tile(n_.remainder(unit, tile), rotations_[tile], n_.divisor)};
   }
   __device__ uint32_t server(uint32_t j) const { return place(j).server; }
 
  private:
   const SmallDivisor n_;
-  const uint32_t seed_;
   const uint16_t* const offsets_;
-  uint32_t first_tile_;
-  uint32_t first_offset_;  // of the chunk's first unit in that tile
+  const ChunkStart start_;
+  const Rotations rotations_;
 };
 
 template <typename Bits>
@@ -62,6 +70,7 @@ __global__ void __launch_bounds__(kThreads, 2) partition_elements(const __grid_c
   using Chunk = ElementChunk<Bits>;
   PartitionShared shared(arena, params.servers, kListRoom<Bits>);
   Bits* const staged = arena.take<Bits>(Chunk::kPerBlock);
+  uint16_t* const table = arena.take<uint16_t>(params.table_room);
 
   PartitionBlock block(params, shared, Chunk::kPerBlock);
   const Bits* const x = static_cast<const Bits*>(params.x) + block.batch() * params.problem.units;
@@ -70,18 +79,28 @@ __global__ void __launch_bounds__(kThreads, 2) partition_elements(const __grid_c
   chunk.list_nonzeros(shared.offsets);
   const int covered = chunk.has_few() ? 0 : kCovered<Bits>;
   if (!chunk.has_few()) shared.order = shared.offsets + Chunk::kPerBlock;  // sort writes it after all have staged
-  const ChunkUnits units(params, shared.offsets, block.first_unit());
-  block.sort(chunk.nonzeros(), units);
+  const ChunkStart start(block.first_unit(), params.n.divisor);
+  const auto sort_and_write = [&](const auto& rotations) {
+    const ChunkUnits units(params.n, shared.offsets, start, rotations);
+    block.sort(chunk.nonzeros(), units);
 
-  Bits* const values = static_cast<Bits*>(params.values);
-  for (uint32_t s = threadIdx.x; s < chunk.nonzeros(); s += kThreads) {
-    const uint32_t j = shared.order[s];
-    const UnitPlace place = units.place(j);
-    const int64_t slot = block.slot(s, place.server);
-    if (slot < 0) continue;
-    params.positions[slot] = static_cast<int32_t>(place.tile);
-    const int offset = shared.offsets[j];
-    values[slot] = offset < covered ? x[block.first_unit() + offset] : staged[offset];
+    Bits* const values = static_cast<Bits*>(params.values);
+    for (uint32_t s = threadIdx.x; s < chunk.nonzeros(); s += kThreads) {
+      const uint32_t j = shared.order[s];
+      const UnitPlace place = units.place(j);
+      const int64_t slot = block.slot(s, place.server);
+      if (slot < 0) continue;
+      params.positions[slot] = static_cast<int32_t>(place.tile);
+      const int offset = shared.offsets[j];
+      values[slot] = offset < covered ? x[block.first_unit() + offset] : staged[offset];
+    }
+  };
+  const HashedRotations hashed = {start.tile, params.n.divisor, params.seed};
+  // A table for a few non-zeros would take more hashes than it saves.
+  if (params.table_room > 0 && chunk.nonzeros() >= params.table_room) {
+    sort_and_write(RotationTable(table, params.table_room, hashed));
+  } else {
+    sort_and_write(hashed);
   }
 }
 
@@ -104,7 +123,8 @@ __global__ void __launch_bounds__(kThreads, 2) partition_rows(const __grid_const
   const uint32_t word = threadIdx.x < word_count ? words[threadIdx.x] : 0;
   const BlockSum sum = block_exclusive_sum(__popc(word), shared.warp_totals);
   expand_word(word, sum.before, threadIdx.x * kBitsPerWord, shared.offsets);
-  const ChunkUnits units(params, shared.offsets, block.first_unit());
+  const ChunkStart start(block.first_unit(), params.n.divisor);
+  const ChunkUnits units(params.n, shared.offsets, start, HashedRotations{start.tile, params.n.divisor, params.seed});
   block.sort(sum.total, units);
 
   const int lanes = lanes_per_row(ceil_div(width, Vector<Bits>::kSize));
@@ -134,6 +154,7 @@ size_t one_pass_shared_bytes(const DenseParams& params) {
   } else {
     PartitionShared(arena, params.servers, kListRoom<Bits>);
     arena.take<Bits>(ElementChunk<Bits>::kPerBlock);
+    arena.take<uint16_t>(params.table_room);
   }
   return arena.used();
 }
@@ -170,16 +191,19 @@ cudaError_t partition(const PartitionProblem& problem, Element element, uint32_t
   if (problem.n > kMaxOnePassServers) return two_pass();
   const int64_t bytes = element_bytes(element);
   const int64_t per_chunk = units_per_chunk(problem.width, bytes);
-  const DenseParams params = {
-      partition_params(problem, per_chunk, seed, d_x, d_positions, d_values, d_counts, d_scratch),
-      SmallDivisor(static_cast<uint32_t>(problem.n))};
+  DenseParams params = {partition_params(problem, per_chunk, seed, d_x, d_positions, d_values, d_counts, d_scratch),
+                        SmallDivisor(static_cast<uint32_t>(problem.n)), 0};
   int most_shared = 0;
   ZEN_RETURN_IF_ERROR(most_shared_bytes(&most_shared));
   return visit_bits(element, [&](auto bits) {
     using Bits = decltype(bits);
-    const size_t shared_bytes = one_pass_shared_bytes<Bits>(params);
-    if (shared_bytes > static_cast<size_t>(most_shared)) return two_pass();
-    return launch_one_pass<Bits>(params, shared_bytes, stream);
+    // One pass without a table is better than two.
+    for (const uint32_t room : {RotationTable::room(problem.n, per_chunk), 0u}) {
+      params.table_room = room;
+      const size_t shared_bytes = one_pass_shared_bytes<Bits>(params);
+      if (shared_bytes <= static_cast<size_t>(most_shared)) return launch_one_pass<Bits>(params, shared_bytes, stream);
+    }
+    return two_pass();
   });
 }
 

@@ -343,11 +343,24 @@ void random_sums() {
       static_cast<uint32_t>(rng()));
 }
 
-// A GPU whose blocks have too little shared memory for one pass, like an A10's for many servers.
+// A GPU whose blocks have too little shared memory for a table of rotations, or even for one pass, like an A10's.
 void test_partition_on_a_small_gpu() {
   const int of_h200 = std::exchange(emulation::most_shared_bytes, 99 << 10);
-  test_partition<uint32_t>({1, 9000, 1, 128, 20}, 0.3, 5);
+  for (const int64_t n : {8, 128}) test_partition<uint32_t>({1, 9000, 1, n, 20}, 0.3, 5);
   emulation::most_shared_bytes = of_h200;
+}
+
+// Tiles of every size, with more non-zeros in a chunk than tiles and with fewer, in whole chunks and a ragged one. The
+// second batch item is not aligned.
+template <typename Bits>
+void test_elements_by_servers() {
+  emulation::set_schedule(rng(), 3);
+  const int64_t units = 17'003;
+  for (const int64_t n : {1, 2, 7, 8, 9, 100, 301}) {
+    const double density = n % 2 ? 0.6 : 0.03;
+    test_partition<Bits>({2, units, 1, n, units / n}, density, 5);
+    test_decode<Bits>({2, units, 1, n, 0, units / n}, density, 5);
+  }
 }
 
 // Rows of one pack, of several, and in several ranges of columns; fewer workers than are looked up at once, and more.
@@ -397,6 +410,9 @@ int main(int argc, char** argv) {
   zen::cuda::test_large_shard();
   zen::cuda::test_large_memory();
   zen::cuda::test_partition_on_a_small_gpu();
+  zen::cuda::test_elements_by_servers<uint16_t>();
+  zen::cuda::test_elements_by_servers<uint32_t>();
+  zen::cuda::test_elements_by_servers<uint64_t>();
   for (int i = 0; i < rounds; ++i) {
     zen::cuda::random_cases<uint16_t>();
     zen::cuda::random_cases<uint32_t>();
