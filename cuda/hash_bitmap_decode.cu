@@ -2,6 +2,7 @@
 #include "cuda/hash_bitmap_decode.h"
 #include "cuda/rank_directory.cuh"
 #include "cuda/rows.cuh"
+#include "cuda/tile_rotations.cuh"
 
 namespace zen::cuda {
 namespace {
@@ -13,7 +14,8 @@ struct DecodeParams {
   DecodeProblem problem;
   uint32_t seed;
   int32_t units_per_chunk;
-  int64_t chunks;  // of one batch item
+  uint32_t table_room;  // tiles whose rotations a block of decode_elements keeps
+  int64_t chunks;       // of one batch item
   const void* values;
   void* out;
   DirectoryParams directory;
@@ -47,39 +49,51 @@ __global__ void __launch_bounds__(kThreads, 2) decode_elements(const __grid_cons
   Vector<Bits>* const vectors = arena.take<Vector<Bits>>(kBlockBytes / kVectorBytes);
   Bits* const expanded = reinterpret_cast<Bits*>(vectors);
   uint4* const raw = reinterpret_cast<uint4*>(vectors);
+  uint16_t* const table = arena.take<uint16_t>(params.table_room);
 
   const DecodeProblem& problem = params.problem;
   const DecodeBlock block(params);
   for (int i = threadIdx.x; i < kBlockBytes / kVectorBytes; i += kThreads) raw[i] = make_uint4(0, 0, 0, 0);
-  __syncthreads();
 
   const uint32_t n = static_cast<uint32_t>(problem.n);
-  const uint32_t first_word = static_cast<uint32_t>(block.first_tile / kBitsPerWord);
+  const uint32_t first_tile = static_cast<uint32_t>(block.first_tile);
+  const uint32_t first_word = first_tile / 32u;
   const uint32_t word_count = static_cast<uint32_t>(block.last_tile / kBitsPerWord) - first_word + 1;
-  const uint32_t skipped_bits = static_cast<uint32_t>(block.first_tile % kBitsPerWord);
+  const uint32_t skipped_bits = first_tile % 32u;
   // Where the first tile starts, counted from the block's first unit: zero or negative.
   const int32_t origin = static_cast<int32_t>(block.first_tile * n - block.first_unit);
   const Bits* const values = static_cast<const Bits*>(params.values);
-  for (uint32_t task = threadIdx.x; task < n * word_count; task += kThreads) {
-    const uint32_t server = task / word_count;
-    const uint32_t word_index = first_word + task % word_count;
-    const int64_t bucket = block.batch * n + server;
-    uint32_t word = params.directory.bitmaps[bucket * problem.words + word_index];
-    if (word == 0) continue;
-    int64_t rank = rank_before_word(params.directory, bucket, word_index);
-    if (word_index == first_word) {
-      const uint32_t skipped = (1u << skipped_bits) - 1u;
-      rank += __popc(word & skipped);
-      word &= ~skipped;
+  const auto expand = [&](const auto& rotations) {
+    __syncthreads();  // the zeros and the table are complete
+    for (uint32_t task = threadIdx.x; task < n * word_count; task += kThreads) {
+      const uint32_t server = task / word_count;
+      const uint32_t word_index = first_word + task % word_count;
+      const int64_t bucket = block.batch * n + server;
+      uint32_t word = params.directory.bitmaps[bucket * problem.words + word_index];
+      if (word == 0) continue;
+      int64_t rank = rank_before_word(params.directory, bucket, word_index);
+      if (word_index == first_word) {
+        const uint32_t skipped = (1u << skipped_bits) - 1u;
+        rank += __popc(word & skipped);
+        word &= ~skipped;
+      }
+      const Bits* value = values + bucket * problem.capacity + rank;
+      const Bits* const end = values + (bucket + 1) * problem.capacity;
+      for (; word != 0 && value < end; word &= word - 1, ++value) {
+        const uint32_t tile = word_index * 32u + __ffs(static_cast<int>(word)) - 1;
+        if (tile > block.last_tile) break;
+        const uint32_t from_first = tile - first_tile;
+        const int32_t place =
+            origin + static_cast<int32_t>(from_first * n + offset_in_tile(server, rotations[from_first], n));
+        if (place >= 0 && place < block.units) expanded[place] = *value;
+      }
     }
-    for (; word != 0 && rank < problem.capacity; word &= word - 1, ++rank) {
-      const uint32_t tile = word_index * 32u + __ffs(static_cast<int>(word)) - 1;
-      if (tile > block.last_tile) break;
-      const uint32_t rotation = tile_rotation(tile, n, params.seed);
-      const int32_t place = origin + static_cast<int32_t>((tile - static_cast<uint32_t>(block.first_tile)) * n +
-                                                          offset_in_tile(server, rotation, n));
-      if (place >= 0 && place < block.units) expanded[place] = values[bucket * problem.capacity + rank];
-    }
+  };
+  const HashedRotations hashed = {first_tile, n, params.seed};
+  if (params.table_room > 0) {
+    expand(RotationTable(table, params.table_room, hashed));
+  } else {
+    expand(hashed);
   }
   __syncthreads();
 
@@ -139,6 +153,7 @@ cudaError_t launch_decode(const DecodeParams& params, cudaStream_t stream) {
     return launch(decode_rows<Bits>, blocks, arena.used(), stream, params);
   }
   arena.take<Vector<Bits>>(kBlockBytes / kVectorBytes);
+  arena.take<uint16_t>(params.table_room);
   return launch(decode_elements<Bits>, blocks, arena.used(), stream, params);
 }
 
@@ -158,6 +173,7 @@ cudaError_t hash_bitmap_decode(const DecodeProblem& problem, Element element, ui
   params.seed = seed;
   params.units_per_chunk =
       static_cast<int32_t>(problem.width > 1 ? rows_per_chunk(problem.width, bytes, 1) : kBlockBytes / bytes);
+  params.table_room = RotationTable::room(problem.n, params.units_per_chunk);
   params.chunks = ceil_div(problem.units, params.units_per_chunk);
   params.values = d_values;
   params.out = d_out;
