@@ -29,8 +29,14 @@ class ElementChunk {
   __device__ ElementChunk(const Bits* source, int64_t first, int64_t limit, uint32_t* warp_totals) {
     const int64_t mine = first + warp_id() * kPerWarp + lane_id() * kVector;
     const bool aligned = is_aligned(source + first);
+    // Tested once for the block: all chunks but the last of an aligned tensor need nothing else.
+    if (aligned && first + kPerBlock <= limit) {
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) data_[i] = load_vector(source, mine + i * kPerStep, limit, aligned);
+      for (int i = 0; i < kSteps; ++i) data_[i] = load_whole_vector(source + mine + i * kPerStep);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) data_[i] = load_vector(source, mine + i * kPerStep, limit, aligned);
+    }
     word_ = 0;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {

@@ -26,18 +26,23 @@ struct Vector {
   Bits at[kSize];
 };
 
-// Elements first .. first + kSize - 1 of `source`; those at or beyond `limit` are 0. They are read once, so they are
-// marked as the first to leave the cache. `aligned`: source + first is a multiple of 16 bytes.
+// The elements at `from`, a multiple of 16 bytes. They are read once, so they are marked as the first to leave the cache.
+template <typename Bits>
+__device__ inline Vector<Bits> load_whole_vector(const Bits* from) {
+  const uint4 raw = __ldcs(reinterpret_cast<const uint4*>(from));
+  Vector<Bits> vector;
+  memcpy(&vector, &raw, sizeof(raw));
+  return vector;
+}
+
+// Elements first .. first + kSize - 1 of `source`; those at or beyond `limit` are 0. `aligned`: source + first is a
+// multiple of 16 bytes.
 template <typename Bits>
 __device__ inline Vector<Bits> load_vector(const Bits* source, int64_t first, int64_t limit, bool aligned) {
+  if (aligned && first + Vector<Bits>::kSize <= limit) return load_whole_vector(source + first);
   Vector<Bits> vector;
-  if (aligned && first + Vector<Bits>::kSize <= limit) {
-    const uint4 raw = __ldcs(reinterpret_cast<const uint4*>(source + first));
-    memcpy(&vector, &raw, sizeof(raw));
-  } else {
 #pragma unroll
-    for (int k = 0; k < Vector<Bits>::kSize; ++k) vector.at[k] = first + k < limit ? source[first + k] : Bits{0};
-  }
+  for (int k = 0; k < Vector<Bits>::kSize; ++k) vector.at[k] = first + k < limit ? source[first + k] : Bits{0};
   return vector;
 }
 
