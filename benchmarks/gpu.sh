@@ -30,8 +30,8 @@
 # With ZEN_JAX_REHEARSE_GPU=1, JAX_PLATFORMS=cpu and few ELEMENTS all parts except build and those of compute-sanitizer
 # work without a GPU.
 # Exit status: 0 if every part passed, 1 if one failed, 2 if parts are left for another call. parts/PART.json in RESULTS
-# says how each part went, parts/PART.log what it printed. A part cut off keeps what it measured,
-# except all_reduce.
+# says how each part went, parts/PART.log what it printed. A part cut off, except all_reduce, keeps what it
+# measured.
 #
 # RESULTS alone records what has passed, and with which sources, GPU, jax and ELEMENTS: if any of these is another now,
 # the part runs again. If the next call may get another machine, bring that folder back from each machine and unpack it

@@ -26,8 +26,8 @@ struct RangeBitmap {
         warp_totals(arena.take<uint32_t>(kWarps)) {}
 
   // Sets the bit of each row of the range that has a non-zero sum. A warp looks at 32 packs. If a row is one pack, they
-  // are all of a word's rows; else it ORs what its lanes saw, and 32 rows are a multiple of 32 packs, so the bits of its
-  // rows are in one word.
+  // are the rows of one word; else it ORs what its lanes saw, and 32 rows are a multiple of 32 packs, so the bits
+  // of its rows are in one word.
   template <typename Sums, typename Sum>
   __device__ void mark(const Sums& sums, const SumParams& params, Sum reciprocal) const {
     const SmallDivisor& packs = params.packs;

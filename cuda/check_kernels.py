@@ -17,16 +17,16 @@ from typing import NamedTuple
 MOST_REGISTERS = 64
 LOAD, STORE = "LDG.128", "STG.128"
 STREAMS = {
-    "partition_elements": (8, 0),
-    "partition_elements<uint16>": (4, 0),
+    "partition_elements": (16, 0),
+    "partition_elements<uint16>": (8, 0),
     "partition_rows": (9, 1),
-    "encode_elements": (8, 0),
-    "encode_elements<uint16>": (4, 0),
+    "encode_elements": (16, 0),
+    "encode_elements<uint16>": (8, 0),
     "encode_rows": (15, 7),
     "decode_elements": (0, 1),
     "decode_rows": (1, 2),
     "aggregate_range": (4, 1),
-    "aggregate_encode_range": (4, 1),
+    "aggregate_encode_range": (4, 2),
     "accumulate": (12, 12),
     "accumulate<Float16>": (8, 8),
     "accumulate<Bfloat16>": (8, 8),

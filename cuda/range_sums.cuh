@@ -101,6 +101,7 @@ class RangeSums {
         begins_(arena.take<uint32_t>(kThreads)),
         bases_(arena.take<int64_t>(kWorkersAtOnce)),
         starts_(arena.take<uint32_t>(kWorkersAtOnce + 1)),
+        first_column_(arena.take<int64_t>(1)),
         warp_totals_(arena.take<uint32_t>(kWarps)) {}
 
   // Sums the range of `row_range` and `column_range` of a batch item. Ends with a barrier.
@@ -109,8 +110,8 @@ class RangeSums {
     first_row_ = row_range * params.rows;
     const int64_t rows_left = problem.size - first_row_;
     rows_ = rows_left < params.rows ? static_cast<uint32_t>(rows_left) : params.rows;
-    first_column_ = column_range * params.packs.divisor * kPackSize;
     __syncthreads();  // the previous sums may still be read
+    if (threadIdx.x == 0) *first_column_ = column_range * params.packs.divisor * kPackSize;
     auto* const vectors = reinterpret_cast<uint4*>(sums_);
     for (int32_t i = threadIdx.x; i < kSumBytes / kVectorBytes; i += kThreads) vectors[i] = make_uint4(0, 0, 0, 0);
     for (int64_t worker = 0; worker < problem.n; worker += kWorkersAtOnce) {
@@ -132,7 +133,7 @@ class RangeSums {
   }
 
   __device__ int64_t first_row() const { return first_row_; }
-  __device__ int64_t first_column() const { return first_column_; }
+  __device__ int64_t first_column() const { return *first_column_; }
 
  private:
   // Addends that a thread has in flight from memory.
@@ -222,7 +223,7 @@ class RangeSums {
       const uint32_t start = starts_[worker];
       const uint32_t quotient = params.packs.quotient(i - start);
       addend.pack = params.packs.remainder(i - start, quotient);
-      const int64_t column = first_column_ + addend.pack * kPackSize;
+      const int64_t column = first_column() + addend.pack * kPackSize;
       if (column >= params.problem.width) {
         addend.worker = -1;
         return addend;
@@ -254,10 +255,10 @@ class RangeSums {
   uint32_t* begins_;  // [2 * kWorkersAtOnce], begin and end of each worker's entries
   int64_t* bases_;    // [kWorkersAtOnce], each worker's first entry less its start
   uint32_t* starts_;
+  int64_t* first_column_;  // [1]; as a member it would spill
   uint32_t* warp_totals_;
   int64_t first_row_ = 0;
   uint32_t rows_ = 0;  // of the tensor in this range
-  int64_t first_column_ = 0;
 };
 
 // Sums are multiplied by this, not divided, as XLA compiles the division of pmean.

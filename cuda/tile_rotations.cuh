@@ -19,8 +19,8 @@ struct HashedRotations {
 
 class RotationTable {
  public:
-  // Room for the tiles of `units` consecutive units. None for fewer than 8 servers: they have so many tiles that a table
-  // would be large and save few hashes.
+  // Room for the tiles of `units` consecutive units. None for fewer than 8 servers: they have so many tiles that a
+  // table would be large and save few hashes.
   static uint32_t room(int64_t n, int64_t units) { return n < 8 ? 0 : static_cast<uint32_t>(units / n + 2); }
 
   // Fills `table`, to be read after the next barrier.

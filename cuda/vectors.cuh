@@ -26,7 +26,8 @@ struct Vector {
   Bits at[kSize];
 };
 
-// The elements at `from`, a multiple of 16 bytes. They are read once, so they are marked as the first to leave the cache.
+// The elements at `from`, a multiple of 16 bytes. They are read once, so they are marked as the first to leave the
+// cache.
 template <typename Bits>
 __device__ inline Vector<Bits> load_whole_vector(const Bits* from) {
   const uint4 raw = __ldcs(reinterpret_cast<const uint4*>(from));
