@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from examples.common.launch import free_ports
-from zen_jax.cli import workers
-from zen_jax.cli.main import BAD_INPUT, DONE, main
+from zen_jax.cli import gradients, workers
+from zen_jax.cli.main import BAD_INPUT, DONE, FAILED, main
 from zen_jax.cli.timing import time_cases
 
 ROOT = Path(__file__).parents[1]
@@ -70,11 +70,11 @@ def test_time_of_a_call_is_that_of_its_slowest_process():
 # --- real processes ---------------------------------------------------------------------------------------------
 
 
-def start(*arguments):
+def start(*arguments, **environment):
     return subprocess.Popen(
         [sys.executable, "-m", "zen_jax.cli", *map(str, arguments)],
         cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": ""},  # one device per process
+        env=os.environ | {"XLA_FLAGS": ""} | environment,  # one device per process
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -122,3 +122,84 @@ def test_interrupt_is_quiet():
         waiting.kill()
     assert waiting.returncode == -signal.SIGINT
     assert (printed, said) == ("", "")
+
+
+# --- processes on several hosts -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ssh(tmp_path):
+    """An environment with an ssh first on PATH that knows one other host: this machine, with variables of its own."""
+    fake = tmp_path / "ssh"
+    fake.write_text(
+        """#!/bin/bash
+[[ $1 == -o && $2 == BatchMode=yes ]] || exit 254
+[[ $3 == slow ]] && exec cat
+[[ $3 == other ]] || { echo "ssh: Could not resolve hostname $3" >&2; exit 255; }
+export XLA_FLAGS=--xla_force_host_platform_device_count=2
+cd / && exec bash -c "$4"
+"""
+    )
+    fake.chmod(0o755)
+    return {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+
+def place():
+    return "--coordinator", f"localhost:{free_ports()}"
+
+
+@pytest.mark.multiprocess
+def test_hosts_run_the_same_command(ssh, tmp_path):
+    """With JAX's environment variables and in the same folder, whose file has a name that shells would split."""
+    file = tmp_path / "the user's step.npz"
+    np.savez(file, **gradients.synthetic(2, rows=32_000, columns=4, density=0.01))
+    made = (os.path.relpath(file, ROOT), "--schemes", "dense", "--repeats", 2, *LINKS, "--json", "-", *place())
+    running = start("bench", *made, "--launch-on", "localhost,other", **ssh)
+    printed, said = running.communicate(timeout=120)
+    assert running.returncode == DONE, said
+    found = json.loads(printed)
+    assert (found["n"], found["processes"]) == (2, 2)
+
+
+@pytest.mark.multiprocess
+def test_a_host_that_fails_ends_the_others_and_is_named(ssh):
+    where = place()
+    running = start("bench", *where, "--launch-on", "localhost,absent", **ssh)
+    printed, said = running.communicate(timeout=60)
+    assert (running.returncode, printed) == (FAILED, "")
+    expected = "zen-jax bench: process 1 on absent ended with exit code 255: ssh: Could not resolve hostname absent"
+    assert said.splitlines()[-1] == expected
+    assert is_free(where[1])
+
+
+@pytest.mark.multiprocess
+def test_a_first_process_that_fails_is_not_quoted(ssh):
+    """It has said why."""
+    running = start("bench", "absent.npz", *place(), "--launch-on", "localhost,other", **ssh)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == FAILED
+    assert said.splitlines() == [
+        "zen-jax bench: absent.npz: No such file or directory. Check the path.",
+        f"zen-jax bench: process 0 on localhost ended with exit code {BAD_INPUT}",
+    ]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_processes_end_with_the_one_that_started_them(ssh, number):
+    """However it ends: the first waits for the other, whose host is slow."""
+    where = place()
+    running = start("bench", *where, "--launch-on", "localhost,slow", **ssh)
+    try:
+        assert running.stderr.readline() == "waiting for the other processes, for at most five minutes\n"
+    finally:
+        running.send_signal(number)
+    running.communicate(timeout=20)  # their standard error is this one's, and closes when they end
+    assert running.returncode == -number
+    assert is_free(where[1])
+
+
+def is_free(address):
+    host, port = address.split(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) != 0

@@ -1,9 +1,10 @@
 """Times every scheme on the same gradients, next to its estimate and the lower bound.
 
-Workers are the devices of all processes of jax.distributed: start the same command on every host, with --coordinator,
---num-processes and its own --process-id, or with none of the three under Slurm or Open MPI. Otherwise, workers are
-devices of this process, which share one memory: no network is measured. Messages are planned from the gradients
-themselves."""
+Workers are the devices of all processes of jax.distributed. --launch-on starts one on each host by ssh (which must not
+ask for a password), in the same folder and with the same Python as here: each reads the gradients there, and the first
+writes the results. Or start the same command on every host yourself, with --coordinator, --num-processes and its own
+--process-id, or with none of the three under Slurm or Open MPI. Otherwise, workers are devices of this process, which
+share one memory: no network is measured. Messages are planned from the gradients themselves."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 import zen_jax as zen
-from zen_jax.cli import bench_report, gradients, output, workers
+from zen_jax.cli import bench_report, gradients, launch, output, workers
 from zen_jax.cli import options as shared
 from zen_jax.cli.timing import time_cases
 from zen_jax.planning.estimate import Estimate
@@ -24,6 +25,7 @@ from zen_jax.planning.estimate import Estimate
 EXAMPLES = """  zen-jax bench --workers 4
   zen-jax bench --workers 8 --density 0.001 --rows 100000 --columns 256 --plot bench.png
   zen-jax bench step1.npz step2.npz --repeats 10 --json bench.json --save-cluster cluster.json
+  zen-jax bench --launch-on node1,node2,node3,node4 --interface eth0
   zen-jax bench --coordinator 10.0.0.1:7700 --num-processes 16 --process-id 3 --schemes dense,zen,auto"""
 BASELINE = "dense"
 WORKERS = 4  # if nothing else says how many
@@ -51,7 +53,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"number of devices of this process (default: one for each slice of the gradients, or {WORKERS})",
     )
     alone_or_not.add_argument(
-        "--coordinator", metavar="HOST:PORT", help="an address of process 0, for several processes"
+        "--launch-on",
+        type=launch.host_names,
+        metavar="HOSTS",
+        help=f"hosts to start a process on by ssh, comma-separated; {launch.LOCAL} needs none",
+    )
+    parser.add_argument("--launch-index", type=shared.at_least(0), help=argparse.SUPPRESS)  # of a process started so
+    parser.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="an address of process 0, for several processes (default: on the first host of --launch-on)",
     )
     parser.add_argument("--num-processes", type=number, metavar="N", help="number of processes, with --coordinator")
     parser.add_argument(
@@ -76,13 +87,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> output.Result | None:
-    alone = options.workers is not None
-    place = workers.find_place(options.coordinator, options.num_processes, options.process_id, alone=alone)
+    place = _find_place(options)
     if (options.gbps is None) != (options.latency_us is None):
         raise ValueError("--gbps and --latency-us go together. Leave both out to measure the links.")
+    if options.interface is not None and place is None:
+        raise ValueError("--interface counts bytes between hosts. Leave it out, or give --launch-on or --coordinator.")
+    if options.launch_on is not None:
+        if options.launch_index is None:
+            launch.run_on(options.launch_on, options.arguments)
+            return None
+        launch.end_with_starter()
     if options.interface is not None:
-        if place is None:
-            raise ValueError("--interface counts bytes between hosts. Leave it out, or give --coordinator.")
         workers.received_bytes(options.interface)
     steps = gradients.read(options.gradients)
     if place is not None:
@@ -103,6 +118,18 @@ def run(options: argparse.Namespace) -> output.Result | None:
     say = output.say if jax.process_index() == 0 else lambda line: None
     with output.chatter_to_stderr():  # gloo's
         return _bench(steps, mesh, options, say)
+
+
+def _find_place(options: argparse.Namespace) -> workers.Place | None:
+    if options.workers is not None and options.coordinator is not None:
+        raise ValueError("--workers are devices of this process. Give it or --coordinator, not both.")
+    if options.launch_on is None:
+        alone = options.workers is not None
+        return workers.find_place(options.coordinator, options.num_processes, options.process_id, alone=alone)
+    if options.num_processes is not None or options.process_id is not None:
+        raise ValueError("--launch-on numbers the processes. Leave out --num-processes and --process-id.")
+    coordinator = options.coordinator or launch.coordinator(options.launch_on)
+    return workers.find_place(coordinator, len(options.launch_on), options.launch_index or 0, alone=False)
 
 
 def _bench(

@@ -30,6 +30,7 @@ def script() -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `zen-jax` with the given arguments, by default those of this process, and returns the exit code."""
     top = parser()
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         options = top.parse_args(arguments)
     except SystemExit as stop:  # argparse has said why
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         top.print_help()
         return DONE
+    options.arguments = arguments  # for the same command on other hosts
     try:
         output.check_apart(options)
         output.show(COMMANDS[options.command].run(options), options)
