@@ -41,14 +41,17 @@ def test_small_messages_stay_small(n):
 
 
 @pytest.mark.parametrize("unit", ["row", "element"])
-def test_auto_gathers_between_two_workers(unit):
+@pytest.mark.parametrize("n", [2, 3])
+def test_auto_gathers_among_few_workers(n, unit):
     """There it is agsparse, which takes one exchange; explicit capacities are those of servers."""
-    stack = sparse(np.random.default_rng(0), 2, (20_000, 16), 0.05)
+    stack = sparse(np.random.default_rng(0), n, (20_000, 16), 0.05)
     auto, gathered = (info_of(stack, scheme=scheme, unit=unit) for scheme in ("auto", "agsparse"))
     assert auto == gathered
     on_servers = info_of(stack, scheme="zen", unit=unit, capacity=(1000, 1000))
     assert info_of(stack, scheme="auto", unit=unit, capacity=(1000, 1000)) == on_servers
     assert _moved(auto) <= 1.1 * _moved(info_of(stack, scheme="zen", unit=unit))
+    more = sparse(np.random.default_rng(0), 4, (20_000, 16), 0.05)
+    assert info_of(more, scheme="auto", unit=unit) == info_of(more, scheme="zen", unit=unit)
 
 
 def test_dense_is_taken_when_it_is_smaller():
