@@ -96,12 +96,27 @@ def test_profile(zen_jax, profile):
 def test_plan(zen_jax, profile, folder):
     plan = zen.plan(profile, CLUSTER, schemes=("dense", "zen"))
     code, printed, _ = zen_jax("plan", "profile.json", *LINKS, "--schemes", "dense,zen", "--save", "saved.json")
-    assert (code, printed) == (DONE, f"{plan}\n")
+    assert code == DONE
+    assert printed.startswith(f"{plan}\n")
     assert zen.Plan.load(folder / "saved.json") == plan
     code, printed, _ = zen_jax(
         "plan", "profile.json", *LINKS, "--schemes", "dense,zen", "--save", "2.json", "--json", "-"
     )
     assert zen.Plan.load(folder / "2.json") == plan and json.loads(printed) == plain(plan.to_json())
+
+
+def test_plan_says_what_it_gains(zen_jax, profile):
+    (ms, megabytes), (dense_ms, dense_megabytes) = (
+        (seconds * 1e3, nbytes / 1e6)
+        for seconds, nbytes in map(zen.estimate(profile, zen.Cluster(N, inter_gbps=0.001)).total, ("zen", "dense"))
+    )
+    gain = f"{ms:.3f} ms and {megabytes:.3f} MB a step; dense {dense_ms:.3f} ms and {dense_megabytes:.3f} MB;"
+    slow = ("--gbps", "0.001", "--schemes", "dense,zen")
+    assert (
+        zen_jax("plan", "profile.json", *slow)[1]
+        .splitlines()[-1]
+        .startswith(f"estimated, each leaf by itself: {gain} compute time is left out")
+    )
 
 
 def test_estimate(zen_jax, profile):
@@ -204,9 +219,12 @@ def test_figures(zen_jax):
     pytest.importorskip("matplotlib")
     assert zen_jax("profile", "good.npz", "--unit", "row", "--plot", "profile.svg")[0] == DONE
     assert zen_jax("estimate", "profile.json", "--plot", "estimate.pdf")[0] == DONE
+    assert zen_jax("plan", "profile.json", "--plot", "plan.svg")[0] == DONE
+    assert zen_jax("plan", "nothing.json", "--plot", "nothing.svg")[0] == DONE
     assert zen_jax("simulate", "profile.json", "--max-workers", 8, "--plot", "simulate.png")[0] == DONE
     assert zen_jax("simulate", "nothing.json", "--max-workers", 8, "--latency-us", 0, "--plot", "none.svg")[0] == DONE
     assert "densification" in Path("profile.svg").read_text()
+    assert "as planned" in Path("plan.svg").read_text()
     assert Path("estimate.pdf").read_bytes().startswith(b"%PDF")
     assert Path("simulate.png").read_bytes().startswith(b"\x89PNG")
 
