@@ -198,12 +198,14 @@ def _clip_factor(updates: PyTree, clip_norm: float, axis_name: AxisName, model_a
     dtype = jnp.result_type(jnp.float32, *jax.tree.leaves(updates))
     least = jnp.finfo(dtype).tiny
     leaves = [jnp.asarray(leaf, dtype) for leaf in jax.tree.leaves(updates)]
-    # Squares would overflow; squares relative to the largest do not. The smallest normal float stands in for zero.
+    # Squares would overflow; squares relative to the largest do not. The smallest normal float stands in for zero. Both
+    # are scaled, because XLA may multiply by a reciprocal, and that of the largest floats is subnormal.
     largest = [least, *(jnp.max(jnp.abs(leaf), initial=0) for leaf in leaves)]
     largest = functools.reduce(jnp.maximum, largest)
     if model_axis is not None:
         largest = lax.pmax(largest, model_axis)
-    squared = sum((jnp.sum(jnp.square(leaf / largest)) for leaf in leaves), dtype.type(0))
+    scale = dtype.type(1 / 8)
+    squared = sum((jnp.sum(jnp.square(leaf * scale / (largest * scale))) for leaf in leaves), dtype.type(0))
     if model_axis is not None:
         squared = lax.psum(squared, model_axis)
     limit = dtype.type(clip_norm / math.sqrt(_axis.axis_size(axis_name)))
