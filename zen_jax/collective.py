@@ -47,7 +47,7 @@ def all_reduce(
       axis_name: the axis of shard_map, pmap or vmap(axis_name=...) that the workers lie on.
       op: "mean" or "sum".
       scheme: "zen" (Balanced Parallelism), "dense" (psum), "dense_ordered" (dense, summed in worker order), or "auto":
-        zen (agsparse among two or three workers without a capacity), and dense_ordered for any step in which sparse
+        zen (without a capacity agsparse, among two workers or three), and dense_ordered for any step in which sparse
         messages could move more bytes. For comparison: "agsparse" (one all-gather), "sparcml" (recursive doubling),
         "omnireduce" (blocks of 256 elements on contiguous servers) and "sparse_ps" (units on contiguous servers).
       unit: what one index names: "element", "row", an integer number of columns, or "auto" (blocks of a row).
