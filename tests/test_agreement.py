@@ -32,7 +32,8 @@ def plan(capacity):
 zen.check_agreement(seed=0, plan=plan(20), params={"w": jax.numpy.zeros(3)})
 try:
     seed, cluster = index // 2, zen.Cluster(3, inter_gbps=1 + index // 2)
-    zen.check_agreement(seed=seed, plan=plan(20 + index % 2), cluster=cluster, params={"w": jax.numpy.zeros(3 - index)})
+    params = {"w": jax.numpy.zeros(3 - index), "embed": jax.random.normal(jax.random.key(index // 2), (5, 7))}
+    zen.check_agreement(seed=seed, plan=plan(20 + index % 2), cluster=cluster, params=params)
 except ValueError as error:
     print(error)
 """
@@ -55,7 +56,8 @@ def test_processes_that_disagree_all_learn_about_what():
     for output in outputs:
         for line in (
             "the processes disagree",
-            "params/w is float32[3] on process 0, but float32[2] on process 1, but float32[1] on process 2",
+            "params/w is float32[3] with digest ",
+            "params/embed is float32[5, 7] with digest ",
             "plan/leaves/table/capacity/0 is 20 on processes 0, 2, but 21 on process 1",
             "cluster/inter_gbps is 1 on processes 0, 1, but 2 on process 2",
             "seed is 0 on processes 0, 1, but 1 on process 2",
@@ -95,7 +97,7 @@ def test_a_value_that_fails_on_one_process_is_a_difference(monkeypatch):
 
 
 def test_values_are_compared_by_what_they_are():
-    one = {"x": jnp.ones((2, 3)), "y": None, "z": (1, "a"), "f": np.float64(0.5), "g": len}
+    one = {"x": jax.ShapeDtypeStruct((2, 3), np.float32), "y": None, "z": (1, "a"), "f": np.float64(0.5), "g": len}
     assert describe(one) == {
         "x": "float32[2, 3]",
         "y": "None",
@@ -110,3 +112,23 @@ def test_values_are_compared_by_what_they_are():
     assert differences([{"a": "1"}, {}] + [{"a": "1"}] * 9) == [
         "a is 1 on processes 0, 2, 3, 4, 5, 6, 7, 8 and 2 more, but missing on process 1"
     ]
+
+
+@pytest.mark.parametrize("make", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int8, bool])
+def test_arrays_are_compared_bit_by_bit(make, dtype):
+    array = np.zeros((4, 3), dtype)
+    other = array.copy()
+    other[2, 1] = 1
+    kept, changed, transposed = (describe({"x": make(each)})["x"] for each in (array, other, other.T))
+    assert len({kept, changed, transposed}) == 3
+    assert kept == describe({"x": make(array.copy())})["x"]
+    assert changed == describe({"x": make(np.asfortranarray(other))})["x"]
+
+
+def test_keys_objects_and_empty_arrays():
+    keys = [jax.random.key(seed) for seed in (0, 1, 1)]
+    zeros, ones, again = (describe({"key": key})["key"] for key in keys)
+    assert zeros != ones == again
+    assert describe({"x": np.array([None])}) == {"x": "object[1]"}
+    assert describe({"x": np.zeros((0, 3))})["x"].startswith("float64[0, 3] with digest ")

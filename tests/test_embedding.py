@@ -102,6 +102,14 @@ BAD = {
         )(t),
         "TakenRows has ids of bfloat16, but they must be int32",
     ),
+    "take": (
+        lambda t: jnp.take(embedding.take_rows(t, np.array([1])), np.array([1]), axis=0),
+        r"table\[ids\], not jnp.t",
+    ),
+    "product": (
+        lambda t: jnp.ones((1, len(t))) @ embedding.take_rows(t, np.array([1])),
+        "only rows at ids can be read",
+    ),
     "no bag": (lambda t: embedding.bag(t, np.int32(1)), "must have a last axis"),
     "name": (
         lambda t: embedding.value_and_grad(lambda p: 0.0, lambda: {"tabel": np.array([1])})({"table": t}),

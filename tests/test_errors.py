@@ -1,5 +1,7 @@
 """Bad input: a ValueError, before anything is sent, that names the argument, the value and what to do."""
 
+from functools import partial
+
 import harness
 import jax
 import jax.numpy as jnp
@@ -242,9 +244,27 @@ def test_profile():
     refuses(lambda: zen.profile({"table": np.ones((70000, 1), np.float32)}), "n=70000", "at most 65535")
 
 
+def test_planning():
+    gradients, cluster = {"table": np.ones((N, 12, 6), np.float32)}, zen.Cluster(N)
+    profile = zen.profile(gradients)
+    for planned in (zen.plan, zen.estimate, partial(zen.simulate, workers=(N,))):
+        refuses(lambda: planned(gradients, cluster), "profile is a dict", "zen_jax.profile")  # noqa: B023
+        refuses(lambda: planned(profile, N), "cluster is a int", "zen_jax.calibrate")  # noqa: B023
+    refuses(lambda: zen.plan(profile, cluster, schemes="zen"), "schemes='zen' is one name", "several")
+    refuses(lambda: zen.autotune(lambda plan: None, cluster=N), "cluster is a int")
+
+
+def test_info_that_is_none():
+    transform = zen.synchronize(harness.AXIS)
+    state = transform.init({"table": jnp.ones((12, 6))})
+    refuses(lambda: zen.total(state), "infos is a dict", "state.info")
+    refuses(lambda: transform.update({"table": jnp.ones((12, 6))}, optax.EmptyState()), "state is a EmptyState", "init")
+
+
 def test_value_and_grad():
     loss = lambda w, x: jnp.mean(x @ w)
     mesh = harness.mesh(N, "data")
+    refuses(lambda: zen.value_and_grad(loss, mesh=None), "mesh is a NoneType", "jax.make_mesh")
     refuses(lambda: zen.value_and_grad(loss, mesh=mesh, axis_name="model"), "axis_name='model'", "'data'")
     refuses(lambda: zen.value_and_grad(loss, mesh=mesh, scheme="zeno"), "scheme='zeno'")
     refuses(lambda: zen.value_and_grad(loss, mesh=mesh)(jnp.ones(2), jnp.ones((3, 2))), "batch of 3", "2 workers")

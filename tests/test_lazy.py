@@ -147,6 +147,22 @@ def test_transformations_of_several_steps_are_refused(inner):
         embedding.lazy(optax.chain(optax.clip(1.0), inner)).init(jnp.asarray(TABLE))
 
 
+@pytest.mark.parametrize("table", [TABLE, {"table": TABLE, "bias": np.ones(3, np.float32)}], ids=["alone", "tree"])
+def test_synchronize_inside_is_refused(table):
+    """Every worker has its own rows there, which would be added up by position."""
+    inside = embedding.lazy(optax.chain(zen.synchronize("data"), optax.sgd(0.1)))
+    with pytest.raises(ValueError, match=r"wraps zen_jax\.synchronize.*Put it before lazy"):
+        inside.init(jax.tree.map(jnp.asarray, table))
+
+
+def test_state_of_another_shape_is_refused():
+    table = jnp.ones((256, 128))
+    optimizer = embedding.lazy(optax.adafactor(0.1))
+    gradient = zen.RowSparseGradient.from_lookups(jnp.arange(3), jnp.ones((3, 128)), num_rows=256)
+    with pytest.raises(ValueError, match=r"state for a table of shape \(256, 128\) has shape \(128,\).*Use densify"):
+        optimizer.update(gradient, optimizer.init(table), table)
+
+
 def test_gradients_that_a_scan_has_stacked_merge():
     """Accumulation: the sum of several batches, each row once."""
     ids = RNG.integers(0, V, (3, K)).astype(np.int32)

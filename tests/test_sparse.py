@@ -332,6 +332,13 @@ def test_a_schedule_has_no_room():
         zen.dgc(zen.warmup_density(0.01, 5), compact=True)
 
 
+def test_added_without_synchronize_it_is_refused():
+    gradient = zen.SparseGradient(jnp.zeros(3, jnp.int32), jnp.ones(3), jnp.int32(1), (9,))
+    for array in (jnp.ones(9), np.ones(9, np.float32)):
+        with pytest.raises(ValueError, match=r"shape \(9,\) cannot be added.*Put zen_jax\.synchronize right after"):
+            optax.apply_updates(array, gradient)
+
+
 def test_changed_indices_are_refused():
     gradient = zen.SparseGradient(jnp.zeros(3), jnp.ones(3), jnp.int32(1), (9,))
     with pytest.raises(ValueError, match=r"indices of float32.*right before zen_jax\.synchronize"):

@@ -61,6 +61,7 @@ def axis_size(axis_name: AxisName, argument: str = "axis_name") -> int:
 
 def mesh_size(mesh: Mesh, axis_name: AxisName, argument: str = "axis_name") -> int:
     """Number of workers along an axis of a mesh; raises a ValueError if the mesh lacks it."""
+    errors.check_instance("mesh", mesh, Mesh, "Use jax.make_mesh((jax.device_count(),), ('data',)).")
     names = axis_names(axis_name, argument)
     for name in names:
         errors.check_choice(argument, name, tuple(mesh.shape))

@@ -30,6 +30,11 @@ def static_hint(value: Any) -> str:
     return " It is a JAX array, but must be a Python number: optax.inject_hyperparams takes its name in static_args."
 
 
+def check_instance(name: str, value: Any, kind: type, instead: str) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} is a {type(value).__name__}, but must be a {kind.__name__}. {instead}")
+
+
 def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
     if value not in tuple(choices):  # which, unlike a set or dict, takes values without a hash
         raise ValueError(f"{name}={value!r} is unknown. Use one of {', '.join(map(repr, choices))}.")

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from zen_jax._typing import Array
+from zen_jax.errors import check_instance
 
 
 class Info(NamedTuple):
@@ -57,6 +58,8 @@ def total(infos: Mapping[str, Info] | Iterable[Info] | Info) -> Info:
     if isinstance(infos, Info):
         return infos
     infos = list(infos.values() if isinstance(infos, Mapping) else infos)
+    for info in infos:
+        check_instance("infos", info, Info, "Use an Info, or several; those of a state are state.info.")
     if len(infos) < 2:
         return infos[0] if infos else make_info()
     stacked = Info(*(jnp.stack(field) for field in zip(*infos, strict=True)))

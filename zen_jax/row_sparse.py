@@ -138,8 +138,9 @@ def check_intact(gradient: RowSparseGradient) -> None:
     """Raises a ValueError if a transformation has changed the ids' dtype, or if there is not one row for each id."""
     if gradient.ids.dtype != jnp.int32:
         raise ValueError(
-            f"RowSparseGradient has ids of {gradient.ids.dtype}, but they must be int32: a transformation before this "
-            "one has computed with them. Wrap it in zen_jax.embedding.lazy, which passes it only the rows."
+            f"RowSparseGradient has ids of {gradient.ids.dtype}, but they must be int32: something has computed with "
+            "them. A pmean or psum must go, as zen_jax.synchronize reduces; an optax transformation belongs after it, "
+            "wrapped in zen_jax.embedding.lazy, which passes it only the rows."
         )
     if gradient.ids.shape != gradient.rows.shape[:1]:
         raise ValueError(

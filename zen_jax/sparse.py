@@ -72,6 +72,12 @@ class SparseGradient:
             raise ValueError(f"a gradient of {self.size} elements, shape {self.shape}, cannot be reshaped to {shape}.")
         return replace(self, shape=reshaped)
 
+    def __radd__(self, other: Any) -> Any:
+        raise ValueError(
+            f"a SparseGradient of shape {self.shape} cannot be added to an array. Put zen_jax.synchronize right after "
+            "the sparsifier, or leave out compact=True."
+        )
+
     def to_dense(self) -> Array:
         """The gradient of `shape`, zeros included."""
         gradient = nan_if_altered(self)

@@ -22,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> output.Result:
-    profile = zen.SparsityProfile.load(options.profile)
+    profile = shared.profile(options)
     estimate = zen.estimate(profile, shared.cluster(options, profile.n))
     return output.Result(str(estimate), estimate.to_json(), lambda figure: _draw(estimate, figure))
 

@@ -1,6 +1,7 @@
 """Options that several subcommands share, and their types."""
 
 import argparse
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,14 @@ from zen_jax.planning.plan import WORKER_ORDER_SCHEMES
 def add_profile(parser: argparse.ArgumentParser) -> None:
     """Adds the profile to read."""
     parser.add_argument("profile", type=Path, metavar="PROFILE.json", help="written by zen-jax profile --save")
+
+
+def profile(options: argparse.Namespace) -> zen.SparsityProfile:
+    """The profile that `add_profile` asks for."""
+    path = options.profile
+    if zipfile.is_zipfile(path):
+        raise ValueError(f"{path} holds gradients. Profile them first: zen-jax profile {path} --save profile.json")
+    return zen.SparsityProfile.load(path)
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:

@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> output.Result:
-    profile = zen.SparsityProfile.load(options.profile)
+    profile = shared.profile(options)
     cluster = shared.cluster(options, profile.n)
     plan = zen.plan(profile, cluster, schemes=options.schemes)
     estimate = zen.estimate(profile, cluster)

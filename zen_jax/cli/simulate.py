@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> output.Result:
-    profile = zen.SparsityProfile.load(options.profile)
+    profile = shared.profile(options)
     cluster = shared.cluster(options, profile.n)
     workers = _workers(profile.n, cluster, options.max_workers)
     output.say(f"estimating for {len(workers)} numbers of workers up to {workers[-1]}")
@@ -41,9 +41,11 @@ def run(options: argparse.Namespace) -> output.Result:
 
 def _workers(profiled: int, cluster: zen.Cluster, most: int) -> list[int]:
     """The number profiled, and doublings of a full host's workers, or of one host if hosts were profiled."""
+    if most > MAX_WORKERS:
+        raise ValueError(f"--max-workers {most} must be at most {MAX_WORKERS}.")
     first = cluster.devices_per_host if profiled == cluster.workers else 1
     doublings = {first << k for k in range(most.bit_length())} | {profiled}
-    workers = sorted(n for n in doublings if 2 <= n <= min(most, MAX_WORKERS))
+    workers = sorted(n for n in doublings if 2 <= n <= most)
     if not workers:
         raise ValueError(f"--max-workers {most} leaves nothing to estimate: a host has {first} workers. Allow more.")
     return workers

@@ -52,6 +52,12 @@ class TakenRows:
             raise ValueError(f"table[{ids}]: only rows at ids can be read. Reading more needs the dense gradient.")
         return lookup(self, ids)
 
+    def __jax_array__(self) -> Array:
+        raise ValueError(
+            f"a table of shape {self.shape} is used as an array, but only rows at ids can be read: table[ids], not "
+            "jnp.take(table, ids). Reading more needs the dense gradient."
+        )
+
     def gradient(self, rows: Array) -> RowSparseGradient:
         """The table's gradient, from the gradient [K, ...D] of `rows`."""
         return RowSparseGradient(self.ids, rows, self.num_rows)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from zen_jax._typing import PyTree
+from zen_jax.info import Info
 from zen_jax.row_sparse import is_row_sparse, nan_if_altered
 from zen_jax.trees import densified, values_of
 
@@ -25,14 +26,16 @@ def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExt
     Args:
       inner: any transformation, with its state, that works element by element or, like `optax.clip_by_global_norm`,
         over the whole tree; not one that looks at a whole table, such as `optax.adafactor` or `optax.lamb`, nor
-        `optax.MultiSteps` or `optax.apply_every`, whose last step would leave out the rows of earlier steps.
+        `optax.MultiSteps` or `optax.apply_every`, whose last step would leave out the rows of earlier steps, nor
+        `zen_jax.synchronize`, `pmean` and the like: every worker has its own rows.
 
     Returns:
       A transformation with the state of `inner` and row-sparse updates of tables, for gradients after
       `zen_jax.synchronize`. `optax.apply_updates` writes only the touched rows.
 
     Raises:
-      ValueError: at init for `MultiSteps` or `apply_every`; at update for a gradient whose shape is not its table's.
+      ValueError: at init for `MultiSteps`, `apply_every` or `synchronize`; at update for a gradient whose shape is not
+        its table's, or a state that is not.
 
     >>> import jax.numpy as jnp, optax
     >>> from zen_jax.row_sparse import RowSparseGradient
@@ -48,10 +51,16 @@ def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExt
 
     def init(params: PyTree) -> PyTree:
         state = inner.init(params)
-        if any(map(_is_multi_step_state, jax.tree.leaves(state, is_leaf=_is_multi_step_state))):
+        parts = jax.tree.leaves(state, is_leaf=_is_refused)
+        if any(isinstance(part, _MULTI_STEP) for part in parts):
             raise ValueError(
                 "lazy wraps optax.MultiSteps or apply_every, which would lose the rows that its last step does "
                 "not touch. Add up the gradients before update, with RowSparseGradient.from_lookups."
+            )
+        if any(isinstance(part, Info) for part in parts):
+            raise ValueError(
+                "lazy wraps zen_jax.synchronize, which would add up rows of different ids: every worker has touched "
+                "its own. Put it before lazy: optax.chain(synchronize(...), lazy(...))."
             )
         return state
 
@@ -62,7 +71,7 @@ def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExt
             inner, lambda held, gradient: gradient if _has_rows(held) else held, state, updates, is_leaf=_is_masked
         )
         rows = jax.tree.map(values_of, updates, is_leaf=is_row_sparse)
-        state_of_rows = jax.tree.map(_take_rows, state, gradients)
+        state_of_rows = jax.tree.map(_take_rows_of_state, state, gradients)
         params_of_rows = None if params is None else jax.tree.map(_take_rows, params, updates)
         rows, state_of_rows = inner.update(rows, state_of_rows, params_of_rows, **extra)
         return (
@@ -101,8 +110,11 @@ def _has_rows(held: Any) -> bool:
     return not _is_masked(held) and jnp.ndim(held) > 0
 
 
-def _is_multi_step_state(state: Any) -> bool:
-    return isinstance(state, optax.MultiStepsState | optax.ApplyEvery)
+_MULTI_STEP = (optax.MultiStepsState, optax.ApplyEvery)
+
+
+def _is_refused(state: Any) -> bool:
+    return isinstance(state, (*_MULTI_STEP, Info))
 
 
 def _nan_if_altered(leaf: Any) -> Any:
@@ -111,6 +123,15 @@ def _nan_if_altered(leaf: Any) -> Any:
 
 def _take_rows(whole: Any, gradient: Any) -> Any:
     return gradient.take(whole) if is_row_sparse(gradient) else whole
+
+
+def _take_rows_of_state(whole: Any, gradient: Any) -> Any:
+    if is_row_sparse(gradient) and jnp.shape(whole) != gradient.shape:
+        raise ValueError(
+            f"lazy wraps a transformation whose state for a table of shape {gradient.shape} has shape "
+            f"{jnp.shape(whole)}, so it looks at whole tables, as optax.adafactor does. Use densify in place of lazy."
+        )
+    return _take_rows(whole, gradient)
 
 
 def _with_rows(gradient: Any, rows: Any) -> Any:

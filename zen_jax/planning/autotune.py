@@ -7,7 +7,7 @@ import jax
 
 from zen_jax import errors
 from zen_jax.agreement import check_agreement
-from zen_jax.planning.cluster import Cluster
+from zen_jax.planning.cluster import Cluster, check_cluster
 from zen_jax.planning.plan import WORKER_ORDER_SCHEMES, Plan, candidate_schemes, plan
 from zen_jax.planning.profiler import Profiler
 from zen_jax.planning.sparsity import SparsityProfile
@@ -75,9 +75,9 @@ def autotune(
       A step with the arguments and results of those that `make_step` makes, and with attributes `profile` and `plan`.
 
     Raises:
-      ValueError: for steps below 1, or schemes as in `zen_jax.plan`; in the first call, before anything runs, for a
-        cluster of another size, or if the processes' arguments differ; when planning, for a step that ignored its plan;
-        in any call inside jit, scan or the like.
+      ValueError: for steps below 1, a cluster that is none, or schemes as in `zen_jax.plan`; in the first call, before
+        anything runs, for a cluster of another size, or if the processes' arguments differ; when planning, for a step
+        that ignored its plan; in any call inside jit, scan or the like.
 
     >>> import jax, jax.numpy as jnp
     >>> from zen_jax.transforms.synchronize import synchronize
@@ -94,4 +94,5 @@ def autotune(
     Source: ZEN (OSDI 2025), section 3.
     """
     errors.check_at_least("steps", steps, 1)
+    check_cluster(cluster)
     return Autotuned(make_step, cluster, steps, candidate_schemes(schemes))

@@ -148,6 +148,10 @@ class Cluster(JsonDocument):
         return self.inter_gbps if self.hosts > 1 else self.intra_gbps or self.inter_gbps
 
 
+def check_cluster(cluster: Any) -> None:
+    errors.check_instance("cluster", cluster, Cluster, "Use zen_jax.Cluster(hosts=...), or zen_jax.calibrate(mesh).")
+
+
 def collective_steps(collective: str, n: int) -> int:
     """Messages, one after another, that a collective among n workers waits for: ceil(log2 n), or 1 between partners."""
     return 1 if collective in _DIRECT else max(1, math.ceil(math.log2(n)))

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from zen_jax._dtypes import accumulator_dtype
-from zen_jax.errors import check_choice
-from zen_jax.planning.cluster import Cluster
+from zen_jax.errors import check_choice, check_instance
+from zen_jax.planning.cluster import Cluster, check_cluster
 from zen_jax.planning.costs import Candidate, candidates, lower_bound
 from zen_jax.planning.sparsity import SparsityProfile
 from zen_jax.planning.table import table
@@ -98,6 +98,14 @@ class Estimate:
         return "" if self.counts_computing else "; compute time is left out: zen_jax.calibrate measures it"
 
 
+def profiled_workers(profile: SparsityProfile, cluster: Cluster) -> int:
+    """The number of workers of a profile; raises a ValueError if it is no profile, or the cluster is not for them."""
+    check_instance("profile", profile, SparsityProfile, "Use zen_jax.profile(stacked_gradients).")
+    check_cluster(cluster)
+    cluster.check_workers(profile.n)
+    return profile.n
+
+
 def total_seconds_and_bytes(leaves: Collection[Estimated | Bound]) -> tuple[float, float]:
     """Total seconds and bytes of some leaves."""
     return sum(leaf.seconds for leaf in leaves), sum(leaf.nbytes for leaf in leaves)
@@ -126,8 +134,7 @@ def estimate(profile: SparsityProfile, cluster: Cluster) -> Estimate:
 
     Source: ZEN (OSDI 2025), Equations 1 and 2 and section 4.
     """
-    n = profile.n
-    cluster.check_workers(n)
+    n = profiled_workers(profile, cluster)
     hosts = n != cluster.workers
     leaves, bounds = {}, {}
     for name, leaf in profile.leaves.items():

@@ -210,6 +210,8 @@ def plan(
 
 def candidate_schemes(schemes: Collection[str]) -> tuple[str, ...]:
     """Each scheme once, those preferred in a tie first; a ValueError if one is unknown or none is dense."""
+    if isinstance(schemes, str):
+        raise ValueError(f"schemes={schemes!r} is one name, but must be several. Use ('dense_ordered', {schemes!r}).")
     for scheme in schemes:
         errors.check_choice("schemes", scheme, registry.names())
     if not set(_DENSE) & set(schemes):

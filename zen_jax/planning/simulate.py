@@ -9,7 +9,7 @@ import numpy as np
 
 from zen_jax import errors
 from zen_jax.planning.cluster import Cluster
-from zen_jax.planning.estimate import Estimate, estimate, total_seconds_and_bytes
+from zen_jax.planning.estimate import Estimate, estimate, profiled_workers, total_seconds_and_bytes
 from zen_jax.planning.plan import WORKER_ORDER_SCHEMES, candidate_schemes
 from zen_jax.planning.profile import fullest_bin
 from zen_jax.planning.sparsity import SparsityProfile, UnitProfile
@@ -113,8 +113,7 @@ def simulate(
     ['agsparse', 'auto']
     """
     schemes = candidate_schemes(schemes)
-    cluster.check_workers(profile.n)
-    if profile.n < 2:
+    if profiled_workers(profile, cluster) < 2:
         raise ValueError("a profile of 1 worker says nothing about more. Profile at least two workers.")
     flat = profile.n == cluster.workers
     points = []

@@ -127,6 +127,10 @@ def synchronize(
     def update(updates: PyTree, state: SynchronizeState | None, params: PyTree = None, **_: Any):
         del params
         named = named_leaves(updates)
+        if state is not None and not hasattr(state, "info"):
+            raise ValueError(
+                f"state is a {type(state).__name__}, not that of synchronize. Call init of this very transformation."
+            )
         if not named and state is not None:
             return updates, state
         check(named, _axis.axis_size(axis_name))
