@@ -314,6 +314,25 @@ def test_derivative_of_a_dense_sum():
     np.testing.assert_array_equal(jax.grad(total)(jnp.array([0.0, 0.0, -0.0, 0.0])), np.full(4, 4.0))
 
 
+@pytest.mark.parametrize("scheme", ["dense", "dense_ordered"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("mode", harness.MODES)
+def test_derivative_inside_a_worker(mode, dtype, scheme):
+    """The same as psum's."""
+    reductions = (functools.partial(zen.all_reduce, op="sum", scheme=scheme), jax.lax.psum)
+    weights = jnp.arange(1, 4, dtype=jnp.float32)
+
+    def derivative(x, reduce):
+        return jax.grad(lambda x: jnp.sum(weights * reduce(x, harness.AXIS).astype(jnp.float32)))(x)
+
+    stack = jnp.ones((4, 3), dtype)
+    actual, expected = (
+        harness.spmd(functools.partial(derivative, reduce=reduce), mode, 4)(stack) for reduce in reductions
+    )
+    assert expected.any()
+    np.testing.assert_array_equal(actual, expected)
+
+
 def test_no_tracer_leaks():
     stack = structured(2, (31, 4))["sparse rows"]
     for scheme in SCHEMES:

@@ -190,6 +190,20 @@ def test_devices_share_what_a_machine_would_send():
     assert info.rounds <= 2
 
 
+@pytest.mark.parametrize("scheme", ["zen", "agsparse", "omnireduce", "sparse_ps"])
+def test_a_plan_moves_what_was_estimated(scheme):
+    """Non-zero blocks of 256 elements, as omnireduce sends; shares are not perfectly even."""
+    n, k = 4, 2
+    stack = np.zeros((n, 2**13, 256), np.float32)
+    for machine in range(n):
+        stack[machine, np.random.default_rng(machine).choice(2**13, 800, replace=False)] = 1
+    stack = np.repeat(stack.reshape(n, 1, -1), k, axis=1)
+    estimate = zen.estimate(zen.profile(stack.sum(axis=1)), zen.Cluster(n, k))
+    candidate = estimate.leaves["(array)"][scheme].candidate
+    _, info = all_reduce(n, k, return_info=True, **candidate.options)(stack)
+    np.testing.assert_allclose(k * (info.bytes_pushed + info.bytes_pulled), candidate.nbytes, 0.15)
+
+
 # --- synchronize, plans, value_and_grad -------------------------------------------------------------------------
 
 PARAMS = {"table": jnp.zeros((600, 32)), "bias": jnp.zeros(7), "empty": jnp.zeros((0, 3))}

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import harness
 import jax
@@ -12,6 +11,7 @@ import pytest
 from cases import sparse
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import AbstractMesh
 
 import zen_jax as zen
 from zen_jax.formats.tensor_block import BLOCK
@@ -234,7 +234,7 @@ def test_latency_is_without_the_time_to_send(monkeypatch):
             return start + times * (steps * latency + held * ratio / rate)
 
         monkeypatch.setattr(calibrate, "_seconds", seconds)
-        mesh = SimpleNamespace(shape={"data": n})
+        mesh = AbstractMesh((n,), ("data",))
         link = calibrate._measure_links(mesh, "data", np.asarray, (name,))[name]
         assert link.latency_us == pytest.approx(100, 0.15)
         assert link.gbps == pytest.approx(0.025, 0.05)

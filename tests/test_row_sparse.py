@@ -243,6 +243,9 @@ def test_synchronize_16_bit(dtype):
 def test_one_worker_and_no_lookups():
     ids, rows = np.array([[4, 2, 4]], np.int32), integers(1, 3, D)
     assert_reduced(reduce_stack(ids, rows, V)[0], ids, rows, V)
+    few = reduce_stack(ids, rows, num_rows := 2)[0]
+    assert_reduced(few, ids, rows, num_rows)
+    assert few.ids.shape == (1, num_rows)
     nothing = np.zeros((N, 0), np.int32), np.zeros((N, 0, D), np.float32)
     assert_reduced(reduce_stack(*nothing, V)[0], *nothing, V)
 

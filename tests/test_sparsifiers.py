@@ -256,6 +256,19 @@ def test_bad_gradients(name):
     state = sparsifier.init({"w": jnp.zeros((3, 2))})
     with pytest.raises(ValueError, match="w has shape"):
         sparsifier.update({"w": jnp.zeros((2, 3))}, state)
+    with jax.enable_x64():
+        for params, gradients in ((np.float32, np.float64), (np.float64, np.float32), (np.float64, np.float16)):
+            state = sparsifier.init({"w": jnp.zeros((3, 2), params)})
+            with pytest.raises(ValueError, match=r"w has dtype float.*Call init"):
+                sparsifier.update({"w": jnp.zeros((3, 2), gradients)}, state)
+
+
+def test_a_density_is_taken_as_it_is_written():
+    gradient = jnp.arange(1.0, 101.0)
+    for density in (0.07, np.float32(0.07), np.float16(0.07), np.float64(0.07)):
+        sparsifier = zen.top_k(density)
+        sent, _ = sparsifier.update(gradient, sparsifier.init(gradient))
+        assert np.count_nonzero(sent) == 7, repr(density)
 
 
 def test_unbound_axes():

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from zen_jax import errors
 from zen_jax._typing import Array, AxisName
@@ -59,9 +59,10 @@ def axis_size(axis_name: AxisName, argument: str = "axis_name") -> int:
     return n
 
 
-def mesh_size(mesh: Mesh, axis_name: AxisName, argument: str = "axis_name") -> int:
-    """Number of workers along an axis of a mesh; raises a ValueError if the mesh lacks it."""
-    errors.check_instance("mesh", mesh, Mesh, "Use jax.make_mesh((jax.device_count(),), ('data',)).")
+def mesh_size(mesh: Mesh | AbstractMesh, axis_name: AxisName, argument: str = "axis_name") -> int:
+    """Number of workers along an axis of a mesh; raises a ValueError if the mesh lacks it, or is none."""
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise ValueError(f"mesh is a {type(mesh).__name__}, but must be a Mesh. Use jax.make_mesh(sizes, names).")
     names = axis_names(axis_name, argument)
     for name in names:
         errors.check_choice(argument, name, tuple(mesh.shape))
@@ -178,7 +179,13 @@ def _send_bfloat16_as_uint16(collective: Callable[[Array], Array], x: Array) -> 
     """`collective(x)`, with bfloat16 sent as integers: XLA on CPUs would send it as float32."""
     if x.dtype != jnp.bfloat16:
         return collective(x)
-    return lax.bitcast_convert_type(collective(lax.bitcast_convert_type(x, jnp.uint16)), x.dtype)
+
+    @jax.custom_jvp
+    def send(x: Array) -> Array:
+        return lax.bitcast_convert_type(collective(lax.bitcast_convert_type(x, jnp.uint16)), x.dtype)
+
+    send.defjvp(lambda primals, tangents: (send(*primals), collective(*tangents)))  # that of a bitcast is zero
+    return send(x)
 
 
 def replicated(x: Array, axis_name: AxisName) -> Array:

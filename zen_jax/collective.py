@@ -9,7 +9,6 @@ from zen_jax import _axis, errors
 from zen_jax._typing import Array, AxisName, Capacity, Unit
 from zen_jax.info import Info, make_info
 from zen_jax.schemes import registry
-from zen_jax.schemes.hierarchy import hierarchical
 from zen_jax.schemes.partitioning import HASHES
 from zen_jax.schemes.pull import PULL_FORMATS
 from zen_jax.schemes.push import PUSH_FORMATS
@@ -91,7 +90,7 @@ def all_reduce(
     errors.check_choice("hash", hash, HASHES)
     errors.check_choice("push_format", push_format, PUSH_FORMATS)
     errors.check_choice("pull_format", pull_format, PULL_FORMATS)
-    run = registry.get(scheme)
+    run = registry.get(scheme, intra_axis)
     errors.check_seed(seed)
     x = _checked(x)
     axes = _axis.combined_axes(axis_name, intra_axis)
@@ -108,7 +107,6 @@ def all_reduce(
         # psum of nothing, or over one worker, only marks the result as reduced.
         reduced, info = lax.psum(x, axes), make_info()
     else:
-        run = run if intra_axis is None else hierarchical(run, intra_axis)
         options = registry.ReduceOptions(op, capacities, hash, seed, push_format, pull_format)
         reduced, info = run(x.reshape(-1, width), axis_name, options)
     # Fused with a scheme's last operation, an optimizer could round differently from scheme to scheme.

@@ -3,8 +3,11 @@
 from collections.abc import Callable, Sized
 from typing import NamedTuple
 
+from zen_jax._typing import AxisName
 from zen_jax.errors import check_choice
-from zen_jax.schemes import agsparse, auto, dense, omnireduce, sparcml, sparse_ps, zen
+from zen_jax.schemes import agsparse, auto, dense, sparcml, sparse_ps, zen
+from zen_jax.schemes.hierarchy import hierarchical
+from zen_jax.schemes.omnireduce import by_blocks
 from zen_jax.schemes.options import ReduceOptions as ReduceOptions
 from zen_jax.schemes.options import Scheme
 
@@ -13,6 +16,7 @@ class _Entry(NamedTuple):
     run: Scheme
     num_exchanges: Callable[[int], int | None]  # of n workers; None for a scheme that ignores capacities
     takes_sparse: bool = False  # whether the units may be a `SparseGradient`
+    in_blocks: bool = False  # whether blocks are its units
 
 
 _SCHEMES: dict[str, _Entry] = {
@@ -22,7 +26,7 @@ _SCHEMES: dict[str, _Entry] = {
     "auto": _Entry(auto.auto, lambda n: 2, takes_sparse=True),
     "agsparse": _Entry(agsparse.agsparse, lambda n: 1, takes_sparse=True),
     "sparcml": _Entry(sparcml.sparcml, lambda n: len(sparcml.stages(n))),
-    "omnireduce": _Entry(omnireduce.omnireduce, lambda n: 2),
+    "omnireduce": _Entry(sparse_ps.sparse_ps, lambda n: 2, in_blocks=True),
     "sparse_ps": _Entry(sparse_ps.sparse_ps, lambda n: 2),
 }
 
@@ -36,10 +40,17 @@ def names() -> tuple[str, ...]:
     return tuple(_SCHEMES)
 
 
-def get(name: str) -> Scheme:
-    """The scheme called `name`; raises a ValueError that lists the names if there is none."""
+def get(name: str, intra_axis: AxisName | None = None) -> Scheme:
+    """The scheme called `name`, across machines if an axis of their devices is given.
+
+    Raises a ValueError that lists the names if there is none.
+    """
     check_choice("scheme", name, names())
-    return _SCHEMES[name].run
+    run = _SCHEMES[name].run
+    if intra_axis is not None:
+        run = hierarchical(run, intra_axis)
+    # Outermost: devices share whole blocks of the tensor.
+    return by_blocks(run) if _SCHEMES[name].in_blocks else run
 
 
 def takes_sparse(name: str) -> bool:

@@ -48,7 +48,8 @@ def reduce_rows(
         gradient = replace(gradient, ids=gradient.ids[:0], rows=gradient.rows[:0])
     n = _axis.axis_size(axis_name)
     if n == 1 or gradient.ids.size == 0:
-        ids, rows = _axis.replicated(gradient.ids, axis_name), lax.psum(gradient.rows, axis_name)
+        room = min(gradient.ids.size, gradient.num_rows)
+        ids, rows = _axis.replicated(gradient.ids[:room], axis_name), lax.psum(gradient.rows[:room], axis_name)
         return RowSparseGradient(ids, rows, gradient.num_rows), make_info()
     entries, *row = gradient.rows.shape
     rows, total_rows = gradient.rows.reshape(entries, -1), gradient.num_rows

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from zen_jax import errors
 from zen_jax._dtypes import accumulator_dtype
@@ -45,6 +46,11 @@ def map_leaves(fun: Callable[..., tuple], updates: PyTree, *states: PyTree) -> t
             raise ValueError(
                 f"{name} has shape {leaf.shape}, but the state was made for {state[0].shape}. "
                 "Call init with the parameters that the updates belong to."
+            )
+        if state[0].dtype != accumulator_dtype(leaf.dtype):
+            raise ValueError(
+                f"{name} has dtype {leaf.dtype}, but the state was made for parameters of another: {state[0].dtype}. "
+                "Call init with parameters of the updates' dtype."
             )
         results.append(fun(name, jnp.asarray(leaf), *state))
     return tuple(map(treedef.unflatten, zip(*results, strict=True))) if results else (updates, *states)
@@ -92,4 +98,5 @@ def check_density(density: Any) -> float:
             f"density={density!r} must be a number above 0 and at most 1: the share of elements to send."
             f"{errors.static_hint(density)}"
         )
-    return float(density)
+    # NumPy's floats, too, are taken as they are written: in float64, float32's 0.1 is more than a tenth.
+    return float(str(density) if isinstance(density, np.floating) else density)

@@ -107,7 +107,8 @@ def synchronize(
 
     def info_names(named: list[tuple[str, Leaf]]) -> list[str]:
         """The same whatever the plan, so that a state fits any."""
-        return list(dict.fromkeys(FUSED if leaf.nbytes < dense_below else name for name, leaf in named))
+        nbytes = {name: leaf.size * jnp.dtype(leaf.dtype).itemsize for name, leaf in named}  # also of abstract arrays
+        return list(dict.fromkeys(FUSED if nbytes[name] < dense_below else name for name, _ in named))
 
     def init(params: PyTree) -> SynchronizeState:
         named = named_leaves(params)
