@@ -11,9 +11,14 @@ from zen_jax.formats import message
 from zen_jax.formats.words import WORD_BYTES, words_for
 
 
-def message_bytes(size: int, capacity: int, width: int, dtype: jnp.dtype) -> int:
-    """Bytes of both messages about `size` units, with room for `capacity` non-zero ones of `width` elements."""
-    return WORD_BYTES * (bitmap_words(size) + 1 + words_for(capacity * width, dtype))
+def header_bytes(size: int) -> int:
+    """Bytes of the first message, about `size` units."""
+    return WORD_BYTES * (bitmap_words(size) + 1)
+
+
+def body_bytes(capacity: int, width: int, dtype: jnp.dtype) -> int:
+    """Bytes of the second message, with room for `capacity` non-zero units of `width` elements."""
+    return WORD_BYTES * words_for(capacity * width, dtype)
 
 
 def pack_units(values: Array, count: Array, capacity: int) -> Array:

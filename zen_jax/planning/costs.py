@@ -45,9 +45,19 @@ class Work(NamedTuple):
     nonzero: float
 
 
+class Route:
+    """Has among its attributes how a leaf is sent."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of `zen_jax.all_reduce`."""
+        names = ("scheme", "unit", "capacity", "push_format", "pull_format")
+        return {name: getattr(self, name) for name in names}
+
+
 @dataclass(frozen=True)
-class Candidate:
-    """One way to send a leaf."""
+class Candidate(Route):
+    """One way to send a leaf, with what it would send and compute."""
 
     scheme: str
     unit: int
@@ -56,12 +66,6 @@ class Candidate:
     work: tuple[Work, ...]
     push_format: str = "coo"
     pull_format: str = "hash_bitmap"
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments of `zen_jax.all_reduce`."""
-        names = ("scheme", "unit", "capacity", "push_format", "pull_format")
-        return {name: getattr(self, name) for name in names}
 
     @property
     def nbytes(self) -> float:
@@ -155,12 +159,11 @@ def _on_servers(
     capacity = tuple(planned_capacity(count, partitioning.size) for count in fullest)
     pull = _pull(pull_format, partitioning, unit, leaf)
     pushed = push_bytes(push_format, pull, capacity[0])
-    header = pull.message_bytes(0) if pull_format != "dense" else WORD_BYTES
-    body = pull.message_bytes(capacity[1]) - header
+    body = pull.body_bytes(capacity[1])
     exchanges = (
         Exchange("all_gather", (n - 1) * COUNT_BYTES),
         Exchange("all_to_all", (n - 1) * (pushed - COUNT_BYTES)),
-        Exchange("all_gather", (n - 1) * header),
+        Exchange("all_gather", (n - 1) * pull.header_bytes),
         Exchange("all_gather", (n - 1) * body),
     )
     whole, unit_bytes = leaf.nbytes, unit.width * pull.dtype.itemsize

@@ -10,7 +10,7 @@ from zen_jax import errors
 from zen_jax._typing import Array
 from zen_jax.planning.buckets import BUCKET_BYTES, buckets
 from zen_jax.planning.cluster import Cluster
-from zen_jax.planning.costs import Candidate
+from zen_jax.planning.costs import Route
 from zen_jax.planning.documents import JsonDocument
 from zen_jax.planning.estimate import Estimate, Estimated, estimate
 from zen_jax.planning.sparsity import SparsityProfile
@@ -28,7 +28,7 @@ _DENSE = ("dense_ordered", "dense")
 
 
 @dataclass(frozen=True)
-class LeafPlan:
+class LeafPlan(Route):
     """How one leaf is sent.
 
     Raises:
@@ -78,8 +78,6 @@ class LeafPlan:
                 raise ValueError(
                     f"unit={self.unit} is in bucket {self.bucket}, but buckets have units of 1. Use 1, or no bucket."
                 )
-
-    options = Candidate.options
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from zen_jax.trees import Leaf, densified
 LIMIT = 1 << 20  # units of a leaf to examine; larger leaves are sampled
 ELEMENT_LIMIT = 1 << 18  # the same for single elements
 
-Group = tuple[str, ...]  # the leaves that one `synchronize` reduces
-Report = Mapping[str, Mapping[int, Counts]]
+Report = Mapping[int, Counts]  # of one leaf in one step, by width; empty if it was not examined
 
 
 class Profiler:
@@ -54,7 +53,7 @@ class Profiler:
         self._cluster = cluster
         self._leaves: dict[str, tuple[tuple[int, ...], str]] = {}
         self._options: dict[str, int] = {}
-        self._reports: dict[Group, dict[int, list[Report]]] = {}  # by device; empty between tracing and running
+        self._reports: dict[str, dict[int, list[Report]]] = {}  # by leaf and device; without any until a step has run
 
     def observe(
         self,
@@ -76,10 +75,11 @@ class Profiler:
         device = jnp.int32(0)
         for axis in (*_axis.axis_names(workers), *_axis.other_manual_axes(workers)):
             device = device * _axis.axis_size(axis) + lax.axis_index(axis)
-        group = tuple(name for name, _ in named)
+        names = tuple(name for name, _ in named)
         named = [(name, densified(leaf)) for name, leaf in named if not is_row_sparse(leaf)]
         self._remember(named, {"n": n, "seed": seed, "dense_below": dense_below})
-        self._reports.setdefault(group, {})
+        for name in names:
+            self._reports.setdefault(name, {})
         with jax.named_scope("profile"):
             found = {
                 (name, width): bitmap
@@ -91,7 +91,7 @@ class Profiler:
             # Tensor-parallel shards differ, but all processes must make the same plan.
             packed = _axis.pmax_over_other_axes(pack(counts), workers)
         shapes = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), counts)
-        jax.debug.callback(partial(self._record, group, tuple(found), shapes), device, packed)
+        jax.debug.callback(partial(self._record, names, tuple(found), shapes), device, packed)
 
     def _remember(self, named: list[tuple[str, Array]], options: dict[str, int]) -> None:
         if self._options not in ({}, options):
@@ -109,42 +109,42 @@ class Profiler:
         self._leaves |= leaves
 
     def _record(
-        self, group: Group, found: tuple[tuple[str, int], ...], shapes: list[Counts], device: Array, packed: Array
+        self,
+        names: tuple[str, ...],
+        found: tuple[tuple[str, int], ...],
+        shapes: list[Counts],
+        device: Array,
+        packed: Array,
     ) -> None:
-        report: dict[str, dict[int, Counts]] = {}
+        reports: dict[str, dict[int, Counts]] = {name: {} for name in names}
         for (name, width), counted in zip(found, unpack(np.asarray(packed), shapes), strict=True):
-            report.setdefault(name, {})[width] = counted
-        self._reports[group].setdefault(int(device), []).append(report)
+            reports[name][width] = counted
+        for name, report in reports.items():
+            self._reports[name].setdefault(int(device), []).append(report)
 
     @property
     def steps(self) -> int | None:
         """How many steps have run that synchronised every leaf; None before any was traced with the profiler."""
-        return min(_steps(self._seen()).values(), default=None)
+        return min(map(len, self._seen().values()), default=None)
 
-    def _seen(self) -> dict[Group, list[Report]]:
+    def _seen(self) -> dict[str, list[Report]]:
         """One report per step: reports are the same on every device, and a host may see those of several devices."""
         jax.effects_barrier()
-        return {group: devices[min(devices)] if devices else [] for group, devices in self._reports.items()}
+        return {name: devices[min(devices)] if devices else [] for name, devices in self._reports.items()}
 
     def profile(self) -> SparsityProfile:
         """The profile of all steps that have run; a ValueError if none has, or if some leaf was never synchronised."""
-        seen, leaves = self._seen(), {}
-        reports = [report for of_group in seen.values() for report in of_group]
-        if not reports:
+        seen = self._seen()
+        missing = [name for name, reports in seen.items() if not reports]
+        if len(missing) == len(seen):
             raise ValueError("the profiler has seen no step. Pass it to zen_jax.synchronize or value_and_grad as plan.")
-        steps = _steps(seen)
-        for group, run in steps.items():
-            if not run:
-                raise ValueError(f"the profiler has seen no step that synchronises {', '.join(group)}. Run one first.")
+        if missing:
+            raise ValueError(f"the profiler has seen no step that synchronises {', '.join(missing)}. Run one first.")
+        leaves = {}
         for name, (shape, dtype) in self._leaves.items():
-            counted = [report[name] for report in reports if name in report]
+            counted = [report for report in seen[name] if report]
             leaves[name] = leaf_profile(shape, dtype, counted) if counted else LeafProfile(shape, dtype)
-        return SparsityProfile(leaves=leaves, steps=min(steps.values()), **self._options)
-
-
-def _steps(seen: Mapping[Group, list[Report]]) -> dict[Group, int]:
-    """How many steps synchronised the leaves of each group, including steps that reduced more leaves with them."""
-    return {group: sum(len(reports) for other, reports in seen.items() if set(group) <= set(other)) for group in seen}
+        return SparsityProfile(leaves=leaves, steps=min(map(len, seen.values())), **self._options)
 
 
 def _touched(leaf: Array, n: int) -> dict[int, Touched]:

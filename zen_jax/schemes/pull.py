@@ -36,9 +36,18 @@ class PullFormat(ABC):
         """The fewest units that a body has room for."""
         return 1
 
+    @property
+    def header_bytes(self) -> int:
+        """Bytes of a header with its count."""
+        return WORD_BYTES
+
     @abstractmethod
+    def body_bytes(self, capacity: int) -> int:
+        """Bytes of a body with room for `capacity` units."""
+
     def message_bytes(self, capacity: int) -> int:
-        """Bytes of header and body, with room for `capacity` units."""
+        """Bytes of header and body."""
+        return self.header_bytes + self.body_bytes(capacity)
 
     @abstractmethod
     def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, EncodedShard]:
@@ -56,8 +65,12 @@ class PullFormat(ABC):
 class HashBitmap(PullFormat):
     """One bit for each unit that the server owns, and the non-zero units: the paper's Algorithm 2."""
 
-    def message_bytes(self, capacity: int) -> int:
-        return hash_bitmap.message_bytes(self.partitioning.size, capacity, self.width, self.dtype)
+    @property
+    def header_bytes(self) -> int:
+        return hash_bitmap.header_bytes(self.partitioning.size)
+
+    def body_bytes(self, capacity: int) -> int:
+        return hash_bitmap.body_bytes(capacity, self.width, self.dtype)
 
     def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, EncodedShard]:
         words, values, count = received.hash_bitmap()
@@ -74,8 +87,9 @@ class HashBitmap(PullFormat):
 class Bitmap(HashBitmap):
     """One bit for each unit of the whole tensor, n times as many as HashBitmap, and the server's non-zero units."""
 
-    def message_bytes(self, capacity: int) -> int:
-        return hash_bitmap.message_bytes(self.partitioning.units, capacity, self.width, self.dtype)
+    @property
+    def header_bytes(self) -> int:
+        return hash_bitmap.header_bytes(self.partitioning.units)
 
     def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, EncodedShard]:
         words, count, kept = super().encode(received, axis_name)
@@ -95,8 +109,8 @@ class Bitmap(HashBitmap):
 class Coo(PullFormat):
     """Position and values of each non-zero unit."""
 
-    def message_bytes(self, capacity: int) -> int:
-        return WORD_BYTES + coo.message_bytes(capacity, self.width, self.dtype)
+    def body_bytes(self, capacity: int) -> int:
+        return coo.message_bytes(capacity, self.width, self.dtype)
 
     def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, EncodedShard]:
         shard = received.shard()
@@ -119,8 +133,8 @@ class Dense(PullFormat):
     def smallest_room(self) -> int:
         return self.partitioning.size
 
-    def message_bytes(self, capacity: int) -> int:
-        return WORD_BYTES + self.partitioning.size * self.width * jnp.dtype(self.dtype).itemsize
+    def body_bytes(self, capacity: int) -> int:
+        return self.partitioning.size * self.width * jnp.dtype(self.dtype).itemsize
 
     def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, EncodedShard]:
         shard = received.shard()
