@@ -13,5 +13,6 @@ class Peer(NamedTuple):
 
 PEERS = {
     "torch_gloo": Peer("benchmarks.peers.torch_gloo", "torch"),
+    "horovod_sparse": Peer("benchmarks.peers.horovod_sparse", "horovod"),
     "mpi_recursive_doubling": Peer("benchmarks.peers.mpi_recursive_doubling", "mpi4py", launched_by_mpi=True),
 }

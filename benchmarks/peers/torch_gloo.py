@@ -62,17 +62,17 @@ class Sparse(Dense):
         shape = (self.problem.touched.shape[-1], self.problem.columns)
         tensor = torch.sparse_coo_tensor(rows[None], values, shape).coalesce()
 
-        def call() -> torch.Tensor:
-            dist.all_reduce(tensor)
-            return tensor
+        return lambda: self.reduced(tensor)
 
-        return call
+    def reduced(self, tensor: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(tensor)
+        return tensor
 
     def dense(self, result: torch.Tensor) -> np.ndarray:
         return result.to_dense().numpy()
 
 
-class SparseFromDense(Dense):
+class SparseFromDense(Sparse):
     name = "torch gloo sparse, from dense"
 
     def prepare(self, step: int) -> Callable[[], torch.Tensor]:
@@ -81,11 +81,14 @@ class SparseFromDense(Dense):
         def call() -> torch.Tensor:
             # gradient.to_sparse(1) does the same, but ten times slower.
             rows = gradient.any(dim=1).nonzero().squeeze(1)
-            tensor = torch.sparse_coo_tensor(rows[None], gradient[rows], gradient.shape)._coalesced_(True)
-            dist.all_reduce(tensor)
-            return torch.zeros_like(gradient).index_copy_(0, tensor._indices()[0], tensor._values())
+            mine = torch.sparse_coo_tensor(rows[None], gradient[rows], gradient.shape)._coalesced_(True)
+            total = self.reduced(mine)
+            return torch.zeros_like(gradient).index_copy_(0, total._indices()[0], total._values())
 
         return call
+
+    def dense(self, result: torch.Tensor) -> np.ndarray:
+        return result.numpy()
 
 
 def main() -> None:
