@@ -12,6 +12,8 @@ from zen_jax.info import Info
 from zen_jax.row_sparse import is_row_sparse, nan_if_altered
 from zen_jax.trees import densified, values_of
 
+_MULTI_STEP = (optax.MultiStepsState, optax.ApplyEvery)
+
 
 def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Wraps an optax transformation so that it sees only the touched rows of tables with a `RowSparseGradient`.
@@ -108,9 +110,6 @@ def _is_masked(state: Any) -> bool:
 def _has_rows(held: Any) -> bool:
     """False for what is masked, and for one number for a whole leaf, as in `optax.zero_nans`."""
     return not _is_masked(held) and jnp.ndim(held) > 0
-
-
-_MULTI_STEP = (optax.MultiStepsState, optax.ApplyEvery)
 
 
 def _is_refused(state: Any) -> bool:
