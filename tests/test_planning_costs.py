@@ -21,6 +21,7 @@ from zen_jax.planning.profile import fullest_bin
 from zen_jax.planning.simulate import extrapolate
 from zen_jax.planning.sparsity import LeafProfile
 from zen_jax.schemes import sparcml
+from zen_jax.schemes.dense import sum_in_order
 
 AXIS = harness.AXIS
 SHAPE = (100, BLOCK)  # rows are also OmniReduce's blocks
@@ -246,6 +247,16 @@ def test_processes_agree_on_the_fitted_costs(monkeypatch):
     agreed = lambda measured: np.full_like(np.asarray(measured, np.float64), 0.5)
     found = calibrate._measure_kernels(harness.mesh(1), harness.AXIS, agreed)
     assert set(found.values()) == {KernelCost(0.5, 0.5)}
+
+
+def test_sums_are_timed_as_schemes_run_them(monkeypatch):
+    """XLA of jax 0.10.2 takes 40 times as long for others on CPUs."""
+    ran = []
+    sums = lambda parts, divisor: ran.append(parts.shape[0]) or sum_in_order(parts, divisor)
+    monkeypatch.setattr(calibrate, "ROWS", 1 << 10)
+    monkeypatch.setattr(calibrate, "sum_in_order", sums)
+    calibrate._measure_kernels(harness.mesh(4), harness.AXIS, np.asarray)
+    assert ran == [4]
 
 
 def test_calibrate(monkeypatch):

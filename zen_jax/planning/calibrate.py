@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from zen_jax import _axis, kernels
 from zen_jax._typing import Array, AxisName
 from zen_jax.planning.cluster import COLLECTIVES, Cluster, KernelCost, Link, collective_steps
+from zen_jax.schemes.dense import sum_in_order
 
 SMALL, MEDIUM, LARGE = 4, 1 << 20, 1 << 26  # bytes that a worker sends in one collective; SMALL shows latency alone
 LARGE_SECONDS = 0.4  # limit for a collective of large messages: slow links get smaller ones
@@ -31,8 +32,8 @@ MaxOverProcesses = Callable[[ArrayLike], np.ndarray]
 def calibrate(mesh: Mesh, axis_name: AxisName = "data", intra_axis: AxisName | None = None) -> Cluster:
     """Measures how long collectives and kernels take on a mesh axis. Every process of the mesh must call it.
 
-    Takes a few seconds, longer on slow links; nothing else should use the links meanwhile. The slowest worker counts,
-    and every process gets the same figures.
+    Takes ten to thirty seconds, longer on slow links; nothing else should use the links meanwhile. The slowest worker
+    counts, and every process gets the same figures.
 
     Args:
       mesh: the devices.
@@ -132,7 +133,7 @@ def _measure_kernels(mesh: Mesh, axis_name: AxisName, max_over_processes: MaxOve
         "aggregate": lambda *inbox: kernels.aggregate(*inbox, size),
         "encode": lambda x: kernels.hash_bitmap_encode(x, n * room),
         "decode": lambda words, units: kernels.hash_bitmap_decode(words, units, n * size),
-        "sum": lambda x: jnp.sum(x.reshape(n, -1), axis=0),
+        "sum": lambda x: sum_in_order(x.reshape(n, -1), divisor=1),
         "copy": lambda half: jnp.concatenate([half, half]),
     }
     timed = {name: _on_workers(run, mesh, axis_name) for name, run in runs.items()}
