@@ -69,7 +69,8 @@ def test_clipping_whatever_the_magnitude(scale):
     expected *= np.minimum(
         1, math.sqrt(1 / 2) / np.maximum(np.linalg.norm(expected, axis=(1, 2), keepdims=True), 1e-99)
     )
-    sent = clipped(gradients)
+    with jax.debug_nans(True):
+        sent = clipped(gradients)
     np.testing.assert_allclose(sent, expected, 1e-5)
 
 

@@ -205,7 +205,8 @@ def _clip_factor(updates: PyTree, clip_norm: float, axis_name: AxisName, model_a
     if model_axis is not None:
         largest = lax.pmax(largest, model_axis)
     scale = dtype.type(1 / 8)
-    squared = sum((jnp.sum(jnp.square(leaf * scale / (largest * scale))) for leaf in leaves), dtype.type(0))
+    one = jnp.maximum(largest * scale, least)
+    squared = sum((jnp.sum(jnp.square(leaf * scale / one)) for leaf in leaves), dtype.type(0))
     if model_axis is not None:
         squared = lax.psum(squared, model_axis)
     limit = dtype.type(clip_norm / math.sqrt(_axis.axis_size(axis_name)))
