@@ -52,15 +52,25 @@ def init(options: argparse.Namespace, count: int) -> None:
     if options.process_id == 0:
         server = RendezvousHTTPServer(("", int(port)), RendezvousHandler, verbose=0)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-    deadline = time.monotonic() + ARRIVAL
-    while socket.socket().connect_ex((host, int(port))) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    _wait_for(host, int(port))
     rank = {"RANK": options.process_id, "SIZE": count, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}
     cross = {"CROSS_RANK": options.process_id, "CROSS_SIZE": count, "HOSTNAME": socket.gethostname()}
     gloo = {"GLOO_RENDEZVOUS_ADDR": host, "GLOO_RENDEZVOUS_PORT": port, "GLOO_IFACE": options.interface}
     chosen = {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"}
     os.environ |= {f"HOROVOD_{name}": str(value) for name, value in (rank | cross | gloo | chosen).items()}
     hvd.init()
+
+
+def _wait_for(host: str, port: int) -> None:
+    deadline = time.monotonic() + ARRIVAL
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=ARRIVAL).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
 
 
 def main() -> None:
