@@ -204,6 +204,24 @@ def test_one_process_told_to_end_has_all_keep_a_checkpoint_of_one_step(tmp_path)
 
 
 @pytest.mark.multiprocess
+def test_a_resumed_run_told_to_end_before_its_first_step_ends_after_it(tmp_path):
+    kills.finish(tmp_path, 2, "--steps", "6", "--checkpoint-every", "6")
+    hold, held = tmp_path / "hold-1", tmp_path / "held-1"
+    hold.touch()
+    with kills.Run(tmp_path, 2, "--steps", "100000", "--checkpoint-every", "1", "--resume") as run:
+        deadline = time.monotonic() + kills.PATIENCE
+        while not held.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        run.processes[0].terminate()
+        time.sleep(0.5)  # for JAX to tell the other process
+        hold.unlink()
+        assert [code for code, _ in run.ends().values()] == [128 + signal.SIGTERM] * 2
+    assert run.steps() < 100
+
+
+
+@pytest.mark.multiprocess
 def test_workers_started_with_another_seed_end_before_they_train(tmp_path):
     with kills.Run(tmp_path, 3, own={1: ["--seed", "7"]}) as run:
         for code, errors in run.ends().values():

@@ -13,7 +13,7 @@ import jax
 
 import zen_jax as zen
 from examples.common import launch, metrics, prepared, progress, report
-from examples.common.checkpoint import Checkpoints, check_shared
+from examples.common.checkpoint import Checkpoints, check_shared, reached_preemption
 from examples.common.config import ROW_SPARSE, Config, add_options
 from examples.common.errors import BadInput, errors_as_bad_input
 from examples.common.loop import Run, State, Step, initial_state, train
@@ -177,7 +177,7 @@ def _run(config: Config, workers: Workers, task: Task, scheme: str, checkpoints:
     steps = progress.watch(run, steps, config.steps, task, quiet=not is_main_process)
     steps = metrics.record(path, before, steps) if is_main_process else steps
     for done, (_, state) in enumerate(steps, len(before) + 1):
-        preempted = checkpoints.reached_preemption(done)
+        preempted = reached_preemption()
         if preempted or (config.checkpoint_every and done % config.checkpoint_every == 0):
             if is_main_process:
                 metrics.secure(path)

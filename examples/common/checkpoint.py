@@ -5,6 +5,7 @@ of the sparsifiers' states, so that what was still to be sent is sent, and with 
 """
 
 import contextlib
+import itertools
 import secrets
 import textwrap
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from examples.common.loop import KINDS, State
 from examples.common.workers import REPLICATED, Workers
 
 _KEPT = 2  # the last one, and the one before it
+_questions = itertools.count(1)
 
 
 def check_shared(folder: Path) -> None:
@@ -42,6 +44,23 @@ def check_shared(folder: Path) -> None:
         )
 
 
+def reached_preemption() -> bool:
+    """Whether a process was told to end (SIGTERM) and this is the step after which all must save a checkpoint.
+
+    Call it after every step. Without jax.distributed the signal ends the process directly.
+    """
+    # JAX lets all processes save where they ask the question after the last one asked so far, so questions must be
+    # numbered through: a resumed run starts with a later step, and the next scheme with step 1 again.
+    return multihost_utils.reached_preemption_sync_point(next(_questions))
+
+
+class _Manager(ocp.CheckpointManager):
+    """Does not ask about preemption in save(): its questions are numbered by step."""
+
+    def reached_preemption(self, step: int) -> bool:
+        return False
+
+
 class Checkpoints:
     """The checkpoints of one run, in their own folder; `data` is the digest of what it trains on."""
 
@@ -49,18 +68,11 @@ class Checkpoints:
         self._folder, self._workers, self._config, self._data = folder.absolute(), workers, config, data
         options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, enable_async_checkpointing=False)
         handlers = {"state": ocp.StandardCheckpointHandler(), "about": ocp.JsonCheckpointHandler()}
-        self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
+        self._manager = _Manager(self._folder, options=options, item_handlers=handlers)
 
     def last(self) -> int | None:
         """How many steps precede the last checkpoint; None if there is none."""
         return self._manager.latest_step()
-
-    def reached_preemption(self, steps: int) -> bool:
-        """Whether a process was told to end (SIGTERM) and this is the step after which all must save a checkpoint.
-
-        Call it after every step. Without jax.distributed the signal ends the process directly.
-        """
-        return self._manager.reached_preemption(steps)
 
     def save(self, steps: int, state: State) -> None:
         """Saves the state after `steps` steps; raises BadInput if its parameters are not finite."""
