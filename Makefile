@@ -31,8 +31,9 @@ unit-test: $(INSTALLED)  ## the C++ unit tests alone
 	@if command -v "$${CXX:-c++}" >/dev/null; then scripts/unit_tests.sh build/tests; \
 	else echo "No C++ compiler: the C++ unit tests are left out"; fi
 
-sanitize: $(INSTALLED)  ## the C++ unit tests under the address and undefined behaviour sanitizers
-	scripts/unit_tests.sh build/sanitize -DZEN_SANITIZE=ON
+sanitize: $(INSTALLED)  ## the C++ unit tests under the address, undefined behaviour and thread sanitizers
+	scripts/unit_tests.sh build/sanitize -DZEN_SANITIZE=address,undefined
+	scripts/unit_tests.sh build/sanitize-threads -DZEN_SANITIZE=thread
 
 lint: $(INSTALLED)  ## ruff
 	ruff check .

@@ -5,6 +5,10 @@
 #include <thread>
 #include <vector>
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/attributes.h"
 #include "xla_ffi/cpu/aggregate.h"
@@ -39,11 +43,23 @@ struct xla::ffi::CtxBinding<zen::Pool> {
 namespace zen {
 namespace {
 
+// The cores that this process may use, counted once: glibc opens files of /sys for it, which takes longer than a small
+// kernel.
+int64_t cores() {
+  static const int64_t count = [] {
+#if defined(__linux__)
+    cpu_set_t usable;
+    if (sched_getaffinity(0, sizeof(usable), &usable) == 0) return int64_t{CPU_COUNT(&usable)};
+#endif
+    return std::max<int64_t>(1, std::thread::hardware_concurrency());
+  }();
+  return count;
+}
+
 // Runs a kernel on XLA's pool; running out of memory becomes an error.
 template <typename Kernel>
 ffi::Error launch(Pool pool, Kernel&& kernel) {
-  const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
-  const PoolParallel<Pool> parallel(pool, std::min(pool.num_threads() + 1, cores));
+  const PoolParallel<Pool> parallel(pool, std::min(pool.num_threads() + 1, cores()));
   try {
     kernel(Context{chosen_isa(), parallel});
   } catch (const std::exception& error) {

@@ -33,7 +33,7 @@ class ScopedSubnormals {
     asm volatile("mrs %0, fpcr" : "=r"(value));
     return value;
   }
-  static void set_control(Control value) { asm volatile("msr fpcr, %0" : : "r"(value)); }
+  static void set_control(Control value) { asm volatile("msr fpcr, %0" : : "r"(value) : "memory"); }
 #else
   using Control = unsigned int;
   static constexpr Control kFlushBits = 0;
