@@ -24,10 +24,14 @@ LINKS = ("--gbps", "1", "--latency-us", "20")
 
 def test_launchers_place_a_process_unless_it_is_to_be_alone(monkeypatch):
     nothing = (None, None, None)
-    monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
-    monkeypatch.delenv("SLURM_PROCID", raising=False)
+    for name in ("OMPI_COMM_WORLD_SIZE", "OMPI_MCA_orte_hnp_uri", "SLURM_STEP_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_PROCID", "0")  # also in a batch script, which no srun started
     assert workers.find_place(*nothing, alone=False) is None
-    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="Open MPI 5 does not say"):
+        workers.find_place(*nothing, alone=False)
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "node1")
     assert workers.find_place(*nothing, alone=False) == nothing
     assert workers.find_place(*nothing, alone=True) is None
     assert workers.find_place("host:1", 2, 1, alone=False) == ("host:1", 2, 1)

@@ -34,7 +34,9 @@ export SLURM_NTASKS=2 SLURM_STEP_NODELIST=localhost SLURM_LOCALID=0
 SLURM_PROCID=0 "$@" & first=$!
 SLURM_PROCID=1 "$@" && wait $first
 """,
-    "ssh": '[[ $1 == -tt && $2 == localhost ]] && cd / && bash -c "$3"',
+    "ssh": """
+[[ "$1 $2 $3" == "-tt -o BatchMode=yes" && $4 == me@localhost ]] && cd / && env -i "PATH=$PATH" bash -c "$5"
+""",
 }
 
 
@@ -58,15 +60,15 @@ def test_slurm(tmp_path, environment):
 
 @pytest.mark.multiprocess
 def test_ssh(tmp_path, environment):
-    environment |= {"PORT": str(launch.free_ports())}
-    trains([FOLDER / "ssh.sh", "localhost localhost"], environment, tmp_path / "the results' folder")
+    environment |= {"PORT": str(launch.free_ports()), "JAX_NUM_CPU_DEVICES": "2"}
+    trains([FOLDER / "ssh.sh", "me@localhost me@localhost"], environment, tmp_path / "the results' folder", workers=4)
 
 
-def trains(start: list, environment: dict[str, str], out: Path) -> None:
+def trains(start: list, environment: dict[str, str], out: Path, workers: int = 2) -> None:
     command = ["bash", *start, "tests.counting", "--steps", "4", "--sync", "zen", "--out", out]
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0, ran.stderr
-    assert "2 workers on 2 processes" in ran.stdout and len(losses(out / "zen" / "metrics.jsonl")) == 4
+    assert f"{workers} workers on 2 processes" in ran.stdout and len(losses(out / "zen" / "metrics.jsonl")) == 4
 
 
 @pytest.mark.multiprocess
@@ -118,7 +120,7 @@ def wait_for(folder: Path, pattern: str) -> None:
 
 @pytest.mark.multiprocess
 def test_ssh_reports_a_failure(environment):
-    command = ["bash", FOLDER / "ssh.sh", "localhost localhost", "no.such.module"]
+    command = ["bash", FOLDER / "ssh.sh", "me@localhost me@localhost", "no.such.module"]
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 1 and "no.such" in ran.stderr
 

@@ -1,5 +1,6 @@
 """Processes that disagree, fail, are killed or get stuck end with an error that says so; their training can go on."""
 
+import errno
 import os
 import signal
 import socket
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -19,8 +21,8 @@ from example_runs import assert_same_arrays
 
 from examples.common import launch
 from examples.common.errors import BadInput
-from examples.common.rank import Rank, rank_from
-from examples.common.watch import Watch
+from examples.common.rank import Rank, launcher_knows, rank_from
+from examples.common.watch import Watch, _Peer
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT = 2  # seconds of the watch
@@ -86,6 +88,13 @@ def test_one_process_ends_the_others_and_they_name_it(deed, code, message, victi
         assert ends.pop(victim)[0] == -signal.SIGKILL
     for returned, errors in ends:
         assert returned == code and errors.endswith(f"process {victim} of 3 {message}\n"), errors
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError, TimeoutError, OSError(errno.EHOSTUNREACH, "No route to host")])
+def test_a_connection_that_the_network_gave_up_is_closed(error):
+    """An error left to the thread that watches would end it, and the process that watches would count as stuck."""
+    peer = _Peer(mock.Mock(recv=mock.Mock(side_effect=error)))
+    assert peer.receive() is None
 
 
 @pytest.mark.multiprocess
@@ -220,7 +229,6 @@ def test_a_resumed_run_told_to_end_before_its_first_step_ends_after_it(tmp_path)
     assert run.steps() < 100
 
 
-
 @pytest.mark.multiprocess
 def test_workers_started_with_another_seed_end_before_they_train(tmp_path):
     with kills.Run(tmp_path, 3, own={1: ["--seed", "7"]}) as run:
@@ -254,6 +262,16 @@ def test_rank_from_the_environment(monkeypatch, environment):
         monkeypatch.setenv(name, value)
     assert rank_from(None, None, None) == Rank("host:1234", 4, 3)
     assert rank_from("other:1", 8, 5) == Rank("other:1", 8, 5)
+
+
+def test_a_launcher_counts_only_where_jax_detects_it(monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", "0")  # also in a batch script, which no srun started
+    assert rank_from(None, None, None) is None and not launcher_knows()
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    with pytest.raises(ValueError, match="Open MPI 5 does not say where process 0 listens"):
+        rank_from(None, None, None)
+    monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", "1.0;tcp://10.0.0.1:1")
+    assert rank_from(None, None, None) is None and launcher_knows()
 
 
 @pytest.mark.parametrize(

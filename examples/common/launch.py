@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jax
 
-from examples.common.rank import Rank, launcher_knows
+from examples.common.rank import Rank, devices_under_open_mpi, launcher_knows
 from examples.common.watch import Watch
 
 _LAST_WORDS = 2.0  # seconds for process 0 to say why, once another has failed
@@ -44,7 +44,12 @@ def joined(rank: Rank | None, timeout: int) -> Iterator[Callable[[Callable], Cal
         # JAX asks a launcher only for the processes on this host, which share its devices.
         detection = None if launcher_knows() else "deactivate"
         jax.distributed.initialize(
-            rank.coordinator, rank.count, rank.index, cluster_detection_method=detection, **limits
+            rank.coordinator,
+            rank.count,
+            rank.index,
+            local_device_ids=devices_under_open_mpi(),
+            cluster_detection_method=detection,
+            **limits,
         )
         yield watch.guard
 

@@ -5,6 +5,8 @@ import os
 
 _BY_HAND = ("JAX_NUM_PROCESSES", "NUM_PROCESSES")
 _COUNTS = (*_BY_HAND, "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+# What jax.distributed looks for. A batch script of SLURM is no step, and Open MPI 5 sets none of these.
+_DETECTED = ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri")
 _INDICES = ("JAX_PROCESS_ID", "PROCESS_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
 
 
@@ -30,6 +32,10 @@ def rank_from(coordinator: str | None, count: int | None, index: int | None) -> 
     """The rank set by options or the environment, None if neither sets it; raises ValueError if it is half set."""
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     if coordinator is None:
+        if "OMPI_COMM_WORLD_RANK" in os.environ and not launcher_knows():
+            raise ValueError(
+                "Open MPI 5 does not say where process 0 listens: give mpirun -x JAX_COORDINATOR_ADDRESS=HOST:PORT"
+            )
         if count is None and index is None and _from_environment(_BY_HAND) is None:
             return None
         raise ValueError(
@@ -50,7 +56,13 @@ def rank_from(coordinator: str | None, count: int | None, index: int | None) -> 
 
 def launcher_knows() -> bool:
     """Whether this process was started by a launcher that jax.distributed detects by itself."""
-    return "SLURM_PROCID" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ
+    return any(name in os.environ for name in _DETECTED)
+
+
+def devices_under_open_mpi() -> list[int] | None:
+    """The one device of a process that Open MPI started, which JAX would choose by itself only under Open MPI 4."""
+    local = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK")
+    return None if local is None or "JAX_LOCAL_DEVICE_IDS" in os.environ else [int(local)]
 
 
 def _from_environment(names: tuple[str, ...]) -> int | None:

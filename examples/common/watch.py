@@ -52,7 +52,7 @@ class _Peer:
         while not lines:
             try:
                 received = self.connection.recv(1 << 16)
-            except ConnectionError:
+            except OSError:  # among others, that the network gave up resending
                 received = b""
             if not received:
                 return None

@@ -3,7 +3,7 @@
 Workers are the devices of all processes of jax.distributed. --launch-on starts one on each host by ssh (which must not
 ask for a password), in the same folder and with the same Python as here: each reads the gradients there, and the first
 writes the results. Or start the same command on every host yourself, with --coordinator, --num-processes and its own
---process-id, or with none of the three under Slurm or Open MPI. Otherwise, workers are devices of this process, which
+--process-id, or with none of the three under Slurm or Open MPI 4. Otherwise, workers are devices of this process, which
 share one memory: no network is measured. Messages are planned from the gradients themselves."""
 
 import argparse

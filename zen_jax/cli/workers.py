@@ -14,7 +14,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from zen_jax._typing import Array, PyTree
 
 AXIS = "data"
-_LAUNCHERS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK")  # jax.distributed reads the rest by itself
+# What jax.distributed looks for. A batch script of Slurm is no step, and Open MPI 5 sets none of these.
+_LAUNCHERS = ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri")
 _INTERFACES = Path("/sys/class/net")  # Linux's
 _PATIENCE = 30  # seconds that the others have to end once this process does
 
@@ -33,11 +34,21 @@ def find_place(
     """The place given by the options, or by a launcher unless `alone`; None for a process by itself.
 
     Raises:
-      ValueError: for some options without the others, an index out of range, or a coordinator that is not HOST:PORT.
+      ValueError: for some options without the others, an index out of range, a coordinator that is not HOST:PORT, or
+        no coordinator under Open MPI 5.
     """
     place = Place(coordinator, num_processes, process_id)
     if place == (None, None, None):
-        return place if not alone and any(name in os.environ for name in _LAUNCHERS) else None
+        if alone:
+            return None
+        if any(name in os.environ for name in _LAUNCHERS):
+            return place
+        if int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1)) > 1:
+            raise ValueError(
+                "Open MPI 5 does not say where its first process listens. Give every process --coordinator, "
+                "--num-processes and --process-id."
+            )
+        return None
     if None in place:
         raise ValueError(
             "--coordinator, --num-processes and --process-id go together. Give all three to every process."
