@@ -87,6 +87,29 @@ def test_autotune_refuses():
             ignores(1)
 
 
+def test_autotune_starts_anew_after_a_first_call_that_fails():
+    """What it traced would be waited for, and its shapes held against the calls that follow."""
+    gradients = sparse(RNG, N, (1024, 256), 0.02, integers=False)
+
+    def make_step(plan):
+        transform = zen.synchronize(harness.AXIS, plan=plan)
+
+        def worker(gradients):
+            updates, _ = transform.update(gradients, None)
+            if "extra" in gradients:
+                raise RuntimeError("out of paper")
+            return updates
+
+        return harness.spmd(worker, "vmap", N)
+
+    step = zen.autotune(make_step, cluster=SLOW, steps=2)
+    with pytest.raises(RuntimeError, match="out of paper"):
+        step({"table": gradients[:, 1:], "extra": gradients})
+    for _ in range(3):
+        step({"table": gradients})
+    assert list(step.plan.leaves) == ["table"]
+
+
 def synchronizing_every_third(plan):
     transform = zen.synchronize(harness.AXIS, plan=plan, dense_below=0)
 

@@ -1,5 +1,6 @@
 """The cost model: bytes are those that schemes report, times follow from links, and what is unknown is extrapolated."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -55,6 +56,36 @@ def test_bytes_are_those_of_info():
         np.testing.assert_allclose(candidate.nbytes, info.bytes_pushed[0] + info.bytes_pulled[0], 1e-6)
         assert float(info.rounds[0]) == (0 if candidate.scheme.startswith("dense") else 1)
     assert seen == set(zen.schemes.names()) - {"auto"}
+
+
+@pytest.mark.parametrize("rows", [880, 892, 904, 990])
+def test_bytes_of_auto_are_those_of_info_where_it_turns_dense(rows):
+    n = 16
+    stack = jnp.zeros((n, 1000, 64)).at[:, :rows].set(1.0)
+    [found] = [
+        way
+        for way in costs.candidates(zen.profile(stack, unit=16).leaves["(array)"], n)
+        if (way.scheme, way.unit, way.push_format, way.pull_format) == ("auto", 16, "coo", "hash_bitmap")
+    ]
+    info = harness.spmd(lambda x: zen.all_reduce(x, AXIS, **found.options, return_info=True)[1], "vmap", n)(stack)
+    assert found.nbytes == float(info.bytes_pushed[0] + info.bytes_pulled[0])
+
+
+def test_a_leaf_that_no_sparse_message_could_hold_needs_no_agreement():
+    n = 3
+    leaf = zen.profile(jnp.ones((n, 7)), unit="element").leaves["(array)"]
+    dense = next(costs.candidates(leaf, n))
+    assert {way.nbytes for way in costs.candidates(leaf, n) if way.scheme == "auto"} == {dense.nbytes}
+
+
+def test_dense_sums_of_16_bit_floats_cost_what_ordered_ones_do():
+    ordered, dense = itertools.islice(costs.candidates(LeafProfile((1000, 64), "bfloat16"), 4), 2)
+    assert dense == replace(ordered, scheme="dense")
+
+
+def test_a_single_worker_sends_nothing():
+    found = zen.estimate(zen.profile(jnp.ones((1, 100, 64))), zen.Cluster(1))
+    assert {each.seconds for each in found.leaves["(array)"].values()} == {0}
 
 
 def test_equations_of_the_paper():
@@ -136,10 +167,12 @@ def test_recursive_doubling_pays_the_links_that_it_crosses(hosts, devices):
 
 def test_clusters_are_kept(tmp_path):
     links, kernels = {"psum": Link(latency_us=100, gbps=16)}, {"sum": KernelCost(1e-9, 2e-9)}
-    for cluster in (zen.Cluster(3), zen.Cluster(2, 4, 1.5, 100.0, 3.0, links, kernels)):
+    for cluster in (zen.Cluster(3), zen.Cluster(2, 4, 1.5, 100.0, 3.0, links, kernels, 2.0)):
         cluster.save(tmp_path / "cluster.json")
         assert zen.Cluster.load(tmp_path / "cluster.json") == cluster
     good = json.loads((tmp_path / "cluster.json").read_text())
+    (tmp_path / "cluster.json").write_text(json.dumps({k: v for k, v in good.items() if k != "intra_latency_us"}))
+    assert zen.Cluster.load(tmp_path / "cluster.json") == replace(cluster, intra_latency_us=None)
     for bad in ({"hosts": 0}, {"kernels": {"sum": {"dense": "x", "nonzero": 0}}}, {"collectives": {"psum": {}}}):
         (tmp_path / "cluster.json").write_text(json.dumps(good | bad))
         with pytest.raises(ValueError, match="no usable cluster"):
@@ -157,7 +190,10 @@ def test_clusters_are_kept(tmp_path):
         ({"intra_gbps": -1}, "intra_gbps=-1"),
         ({"latency_us": -1}, "latency_us=-1"),
         ({"latency_us": float("nan")}, "latency_us=nan"),
+        ({"intra_latency_us": -1}, "intra_latency_us=-1"),
         ({"collectives": {"broadcast": Link(1, 1)}}, "'broadcast'"),
+        ({"collectives": {"psum": 3}}, "collectives['psum'] is a int"),
+        ({"collectives": None}, "collectives is a NoneType"),
         ({"kernels": {"partitoin": KernelCost(0, 0)}}, "'partitoin'"),
     ],
 )
@@ -190,6 +226,8 @@ def test_estimate():
         found.under("zne")
     with pytest.raises(ValueError, match="leaf='tabel' is unknown"):
         found.best("tabel", ("zen",))
+    with pytest.raises(ValueError, match="cannot take 'table'"):
+        found.best("table", ("omnireduce",))
     with pytest.raises(ValueError, match="schemes='zne' is unknown"):
         found.best("table", ("zen", "zne"))
     assert found.to_json()["leaves"]["table"]["zen"]["bytes"] == found.leaves["table"]["zen"].nbytes
@@ -203,6 +241,7 @@ def test_estimate_of_hosts_whose_devices_reduced_first():
     for scheme, each in hierarchical.leaves["table"].items():
         expected = flat.leaves["table"][scheme].seconds + inside.seconds_inside(dense)
         assert each.seconds == pytest.approx(expected)
+    assert replace(inside, intra_latency_us=0).seconds_inside(0) == 0 < inside.seconds_inside(0)
     with pytest.raises(ValueError, match="profile has 8 workers"):
         zen.estimate(PROFILE, zen.Cluster(4))
     with pytest.raises(ValueError, match="scheme='zn'"):
@@ -273,7 +312,7 @@ def test_calibrate(monkeypatch):
     assert zen.calibrate(harness.mesh(1, "data")).collectives == {}
     levels = zen.calibrate(jax.make_mesh((2, 4), ("machines", "devices")), "machines", "devices")
     assert (levels.hosts, levels.devices_per_host, set(levels.collectives)) == (2, 4, set(COLLECTIVES))
-    assert levels.intra_gbps > 0
+    assert levels.intra_gbps > 0 and levels.intra_latency_us >= 0
     assert zen.calibrate(jax.make_mesh((2, 2), ("replica", "data")), ("replica", "data")).workers == 4
     with pytest.raises(ValueError, match="axis_name"):
         zen.calibrate(harness.mesh(2), axis_name="nobody")

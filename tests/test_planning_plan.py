@@ -80,6 +80,25 @@ def test_sparse_by_itself_and_small_in_a_bucket():
     assert zen.plan(PROFILE, SLOW, bucket_bytes=1).leaves["scale"].bucket == 1
 
 
+def small_sparse(n, count, rows=1500):
+    """Gradients of n workers that touch five rows of each of some small tables."""
+    return {f"table{i}": jnp.zeros((n, rows, 64)).at[:, :5].set(1.0) for i in range(count)}
+
+
+@pytest.mark.parametrize("biases", [0, 1])
+def test_a_small_sparse_leaf_joins_a_bucket_only_where_that_is_no_slower(biases):
+    gradients = small_sparse(N, 1) | {f"bias{i}": jnp.ones((N, 64)) for i in range(biases)}
+    leaf = zen.plan(zen.profile(gradients), zen.Cluster(N)).leaves["table0"]
+    assert (leaf.scheme, leaf.bucket) == (("dense_ordered", 0) if biases else ("agsparse", None))
+
+
+def test_a_bucket_pays_the_latency_inside_a_machine_once():
+    """Apart the leaves would each pay it: that is more than the bucket's further bytes."""
+    profile = zen.profile(small_sparse(2, 6, rows=3500))
+    plan = zen.plan(profile, zen.Cluster(2, 8, inter_gbps=25, intra_gbps=400, latency_us=50))
+    assert {leaf.bucket for leaf in plan.leaves.values()} == {0}
+
+
 def test_capacities_exceed_the_fullest_message_by_headroom():
     row = PROFILE.leaves["table"].by_width[256]
     plan = zen.plan(PROFILE, SLOW, schemes=("dense_ordered", "auto")).leaves["table"]

@@ -147,7 +147,7 @@ def _batching_rule(
 def _jvp_rule(*_: Any, target: str, **__: Any) -> None:
     raise ValueError(
         f"{target} has no derivative. Take `jax.grad` first, then reduce the gradients that "
-        "it returns; if a value is only reported, reduce its `jax.lax.stop_gradient`."
+        "it returns; if a value is only reported, reduce its `jax.lax.stop_gradient` (of the argument, not the result)."
     )
 
 

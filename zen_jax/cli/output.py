@@ -90,7 +90,9 @@ def _draw(result: Result, path: Path) -> None:
 
 
 def _json_file(word: str) -> str:
-    return word if word == STDOUT else str(writable(word))
+    if word != STDOUT:
+        writable(word)
+    return word  # a path would make "./-" standard output
 
 
 def _figure_file(word: str) -> Path:

@@ -25,8 +25,11 @@ class Autotuned:
         self.plan: Plan | None = None
         self._make_step, self._cluster, self._steps, self._schemes = make_step, cluster, steps, schemes
         self._calls = 0
-        self._profiler = Profiler(cluster)
-        self._step = make_step(self._profiler)
+        self._start()
+
+    def _start(self) -> None:
+        self._profiler = Profiler(self._cluster)
+        self._step = self._make_step(self._profiler)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
@@ -41,7 +44,12 @@ class Autotuned:
             profile = self._profiler.profile()
             planned = plan(profile, self._cluster, schemes=self._schemes)
             self._step, self.profile, self.plan = self._make_step(planned), profile, planned
-        results = self._step(*args, **kwargs)
+        try:
+            results = self._step(*args, **kwargs)
+        except Exception:
+            if self.plan is None and not self._profiler.steps:
+                self._start()  # the profiler would wait forever for gradients of a step that was only traced
+            raise
         self._calls += 1
         return results
 
@@ -66,7 +74,8 @@ def autotune(
 
     Args:
       make_step: a function from a plan to a step, compiled as you like; it passes the plan to `zen_jax.synchronize` or
-        `zen_jax.value_and_grad` and does nothing else with it. Called twice.
+        `zen_jax.value_and_grad` and does nothing else with it. Called twice, and again if
+        the first call fails.
       cluster: the links, entered by hand or from `zen_jax.calibrate`.
       steps: calls to profile, not counting any that synchronise nothing (under `jax.lax.cond`).
       schemes: as in `zen_jax.plan`.

@@ -51,14 +51,13 @@ def calibrate(mesh: Mesh, axis_name: AxisName = "data", intra_axis: AxisName | N
     >>> calibrate(mesh).workers
     1
     """
-    n, max_over_processes, intra_gbps = _axis.mesh_size(mesh, axis_name), _make_max_over_processes(mesh), None
+    n, max_over_processes, inside = _axis.mesh_size(mesh, axis_name), _make_max_over_processes(mesh), {}
     _axis.combined_axes(axis_name, intra_axis)
     processes = len({device.process_index for device in mesh.devices.flat})
     hosts, devices = (processes, n // processes) if n % processes == 0 else (n, 1)
     if intra_axis is not None:
         hosts, devices = n, _axis.mesh_size(mesh, intra_axis, "intra_axis")
         inside = _measure_links(mesh, intra_axis, max_over_processes, ("psum",))
-        intra_gbps = inside["psum"].gbps if inside else None
     links = _measure_links(mesh, axis_name, max_over_processes)
     gbps = min((link.gbps for link in links.values()), default=Cluster.inter_gbps)
     latency = max((link.latency_us for link in links.values()), default=Cluster.latency_us)
@@ -66,8 +65,9 @@ def calibrate(mesh: Mesh, axis_name: AxisName = "data", intra_axis: AxisName | N
         hosts,
         devices,
         inter_gbps=gbps,
-        intra_gbps=intra_gbps,
+        intra_gbps=inside["psum"].gbps if inside else None,
         latency_us=latency,
+        intra_latency_us=inside["psum"].latency_us if inside else None,
         collectives=links,
         kernels=_measure_kernels(mesh, axis_name, max_over_processes),
     )

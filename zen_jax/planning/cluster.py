@@ -50,10 +50,11 @@ class Cluster(JsonDocument):
       latency_us: time of one step of a collective, in microseconds.
       collectives: measured links of one device, a `Link` by name of collective; they replace the figures above.
       kernels: measured rates, a `KernelCost` by name of kernel; without them computing is assumed to take no time.
+      intra_latency_us: time of one step of a collective inside a machine, in microseconds; None for `latency_us`.
 
     Raises:
-      ValueError: for counts below 1, bandwidths that are not positive, a negative latency, or an unknown collective or
-        kernel.
+      ValueError: for counts below 1, bandwidths that are not positive, a negative latency, or collectives or kernels
+        that are unknown or not measured.
 
     >>> cluster = Cluster(hosts=4, inter_gbps=8, latency_us=100)
     >>> cluster.workers, round(cluster.seconds("psum", 1e6, n=4), 6)
@@ -69,6 +70,7 @@ class Cluster(JsonDocument):
     latency_us: float = 50.0
     collectives: Mapping[str, Link] = field(default_factory=dict, hash=False)
     kernels: Mapping[str, KernelCost] = field(default_factory=dict, hash=False)
+    intra_latency_us: float | None = None
 
     def __post_init__(self) -> None:
         errors.check_at_least("hosts", self.hosts, 1)
@@ -77,15 +79,22 @@ class Cluster(JsonDocument):
         if self.intra_gbps is not None:
             errors.check_positive("intra_gbps", self.intra_gbps)
         errors.check_not_negative("latency_us", self.latency_us)
-        for name in self.collectives:
-            errors.check_choice("collectives", name, COLLECTIVES)
-        for name in self.kernels:
-            errors.check_choice("kernels", name, KERNELS)
+        if self.intra_latency_us is not None:
+            errors.check_not_negative("intra_latency_us", self.intra_latency_us)
+        for argument, measured, kind, names in (
+            ("collectives", self.collectives, Link, COLLECTIVES),
+            ("kernels", self.kernels, KernelCost, KERNELS),
+        ):
+            errors.check_instance(argument, measured, Mapping, "Leave it out, or use zen_jax.calibrate(mesh).")
+            for name, value in measured.items():
+                errors.check_choice(argument, name, names)
+                errors.check_instance(f"{argument}[{name!r}]", value, kind, "Use zen_jax.calibrate(mesh).")
 
     @classmethod
     def _from_json(cls, document: Mapping[str, Any]) -> Self:
         links = {name: Link(**link) for name, link in document["collectives"].items()}
         kernels = {name: KernelCost(**cost) for name, cost in document["kernels"].items()}
+        document = {"intra_latency_us": None, **document}  # which older documents lack
         known = {field.name: document[field.name] for field in fields(cls)}
         return cls(**known | {"collectives": links, "kernels": kernels})
 
@@ -130,7 +139,8 @@ class Cluster(JsonDocument):
             return 0.0
         steps = 2 * math.ceil(math.log2(devices))
         moved = 2 * (devices - 1) / devices * nbytes
-        return steps * self.latency_us * 1e-6 + _transfer(moved, self.intra_gbps or self.inter_gbps)
+        latency_us = self.latency_us if self.intra_latency_us is None else self.intra_latency_us
+        return steps * latency_us * 1e-6 + _transfer(moved, self.intra_gbps or self.inter_gbps)
 
     def seconds_computing(self, kernel: str, dense: float, nonzero: float, n: int) -> float:
         """Time of one kernel on a tensor of `dense` and `nonzero` bytes (see `KernelCost`); 0 if not measured."""

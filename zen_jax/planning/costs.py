@@ -7,7 +7,8 @@ messages (unused room included), indices, bitmaps and agreed counts, (n-1) of ea
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil
+from functools import partial
+from math import ceil, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,7 +85,7 @@ class Candidate(Route):
 def candidates(leaf: LeafProfile, n: int) -> Iterator[Candidate]:
     """Every candidate for a leaf, widest units first; only the dense ones if nothing was measured."""
     yield from _dense(leaf, n)
-    columns = int(np.prod(leaf.shape[1:], dtype=np.int64))
+    columns = prod(leaf.shape[1:])
     if n == 1:
         return
     for width in sorted(leaf.by_width, reverse=True):
@@ -116,25 +117,29 @@ def planned_capacity(count: int, size: int) -> int:
 
 def _dense(leaf: LeafProfile, n: int) -> Iterator[Candidate]:
     half = dense_bytes(leaf.elements, np.dtype(leaf.dtype), n)
-    ordered = (Exchange("all_to_all", half), Exchange("all_gather", half))
-    yield Candidate("dense_ordered", 1, None, ordered, (Work("sum", leaf.nbytes, 0),))
+    exchanges = (Exchange("all_to_all", half), Exchange("all_gather", half)) if n > 1 else ()
+    ordered = Candidate("dense_ordered", 1, None, exchanges, (Work("sum", leaf.nbytes, 0),) if n > 1 else ())
+    yield ordered
     # 16-bit floats are summed in float32, which psum does not do.
     exact = accumulator_dtype(np.dtype(leaf.dtype)) == np.dtype(leaf.dtype)
-    yield Candidate("dense", 1, None, (Exchange("psum", 2 * half),) if exact else ordered, ())
+    by_psum = Candidate("dense", 1, None, (Exchange("psum", 2 * half),), ())
+    yield by_psum if exact and n > 1 else replace(ordered, scheme="dense")
 
 
 def _zen(unit: UnitProfile, leaf: LeafProfile, n: int) -> Iterator[Candidate]:
     """Equation 1, with the measured union in place of gamma^n d and every message as full as the fullest."""
     hashed, ordered = TileRotation(unit.units, n, seed=0), next(_dense(leaf, n))
     for formats in itertools.product(PUSH_FORMATS_TO_TRY, PULL_FORMATS_TO_TRY):
-        zen = _on_servers("zen", hashed, unit, leaf, n, (unit.push, unit.pull), *formats)
-        auto = replace(zen, scheme="auto")
-        if zen.capacity[0] > sparse_limit(formats[0], _pull(formats[1], hashed, unit, leaf)):
-            # It partitions and agrees on the sizes before it goes dense.
-            exchanges, work = (zen.exchanges[0], *ordered.exchanges), (zen.work[0], *ordered.work)
-            auto = replace(auto, exchanges=exchanges, work=work)
+        on_servers = partial(_on_servers, "zen", hashed, unit, leaf, n, (unit.push, unit.pull), *formats)
+        zen, limit = on_servers(), sparse_limit(formats[0], _pull(formats[1], hashed, unit, leaf))
         yield zen
-        yield auto
+        if limit > 0 and unit.push <= limit:
+            yield replace(on_servers(limit), scheme="auto")
+            continue
+        exchanges, work = ordered.exchanges, ordered.work
+        if limit > 0:  # it partitions and agrees on the sizes before it goes dense
+            exchanges, work = (zen.exchanges[0], *exchanges), (zen.work[0], *work)
+        yield replace(zen, scheme="auto", exchanges=exchanges, work=work)
 
 
 def _contiguous(scheme: str, unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
@@ -154,9 +159,12 @@ def _on_servers(
     fullest: tuple[int, int],
     push_format: str,
     pull_format: str,
+    most: int | None = None,
 ) -> Candidate:
-    """A scheme with servers, whose fullest messages of push and pull hold `fullest` units."""
-    capacity = tuple(planned_capacity(count, partitioning.size) for count in fullest)
+    """A scheme with servers, whose fullest messages of push and pull hold `fullest` units, and no push over `most`."""
+    most = partitioning.size if most is None else most
+    rooms = (most, min(partitioning.size, n * most))
+    capacity = tuple(planned_capacity(count, room) for count, room in zip(fullest, rooms, strict=True))
     pull = _pull(pull_format, partitioning, unit, leaf)
     pushed = push_bytes(push_format, pull, capacity[0])
     body = pull.body_bytes(capacity[1])
@@ -194,7 +202,9 @@ def _agsparse(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
     counting = Work("partition", leaf.nbytes, 0)  # counts the non-zero units of the sum, for Info
     if unit.partial_sums[0] > top:
         ordered = next(_dense(leaf, n))
-        exchanges, work = (agreeing, *ordered.exchanges), (*ordered.work, counting)
+        exchanges, work = ordered.exchanges, ordered.work
+        if top > 0:  # it agrees on the sizes before it goes dense
+            exchanges, work = (agreeing, *exchanges), (*work, counting)
         return Candidate("agsparse", unit.width, (capacity,), exchanges, work)
     message = coo.message_bytes(capacity, unit.width, dtype)
     exchanges = (agreeing, Exchange("all_gather", (n - 1) * message))

@@ -46,11 +46,16 @@ class Estimate:
     counts_computing: bool  # besides sending: whether the cluster has measured kernels
 
     def best(self, leaf: str, schemes: Sequence[str]) -> Estimated:
-        """The fastest of `schemes` for a leaf; among equals, the first in their order."""
+        """The fastest of `schemes` for a leaf; among equals, the first in their order.
+
+        Raises a ValueError if the leaf or a scheme is unknown, or no scheme can take the leaf.
+        """
         check_choice("leaf", leaf, self.leaves)
         for scheme in schemes:
             check_choice("schemes", scheme, registry.names())
         known = self.leaves[leaf]
+        if not any(scheme in known for scheme in schemes):
+            raise ValueError(f"schemes={tuple(schemes)!r} cannot take {leaf!r}. Add one of {', '.join(known)}.")
         return min((known[scheme] for scheme in schemes if scheme in known), key=lambda each: each.seconds)
 
     def under(self, scheme: str) -> dict[str, Estimated]:

@@ -1,7 +1,8 @@
 """A plan: the scheme, unit, formats, capacities and bucket of every leaf of a gradient tree."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from zen_jax.planning.buckets import BUCKET_BYTES, buckets
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.costs import Route
 from zen_jax.planning.documents import JsonDocument
-from zen_jax.planning.estimate import Estimate, Estimated, estimate
+from zen_jax.planning.estimate import Estimated, estimate
 from zen_jax.planning.sparsity import SparsityProfile
 from zen_jax.planning.table import table
 from zen_jax.row_sparse import is_row_sparse
@@ -46,6 +47,8 @@ class LeafPlan(Route):
     bucket: int | None = None  # leaves of one bucket are sent as one; None for a leaf by itself
 
     def __post_init__(self) -> None:
+        if self.dtype is None:  # float64 to NumPy
+            raise ValueError("dtype=None is not a dtype. Give the leaf's, such as 'float32'.")
         capacity = (self.capacity,) if errors.is_integer(self.capacity) else self.capacity
         try:
             dtype = jnp.dtype(self.dtype)
@@ -162,7 +165,8 @@ def plan(
     Capacities are 3 % above the fullest messages profiled or, if a `Profiler` sampled the leaf, above their estimated
     size: under hashed schemes, Theorem 2's bound. A message that outgrows its capacity is still sent, in the next
     larger size. Leaves of fewer bytes than the profile's `dense_below` that are no faster by themselves are fused into
-    dense buckets. `auto` in a plan is zen, with steps that go dense if that moves fewer bytes.
+    dense buckets that are no slower than their leaves. `auto` in a plan is zen, with steps that go dense if that moves
+    fewer bytes.
 
     Args:
       profile: from `zen_jax.profile`.
@@ -192,17 +196,21 @@ def plan(
     dense = [scheme for scheme in schemes if scheme in _DENSE]
     errors.check_at_least("bucket_bytes", bucket_bytes, 1)
     estimated = estimate(profile, cluster)
-    chosen, fused = {}, []
+    best = {name: estimated.best(name, schemes) for name in profile.leaves}
+    in_bucket = {name: _InBucket(estimated.best(name, dense), cluster, estimated.n) for name in profile.leaves}
+    small = [
+        name
+        for name, leaf in profile.leaves.items()
+        if leaf.nbytes < profile.dense_below and in_bucket[name].added <= best[name].seconds
+    ]
+    kinds = [((profile.leaves[name].dtype, in_bucket[name].scheme), profile.leaves[name].nbytes) for name in small]
+    fused = [[small[i] for i in bucket] for bucket in buckets(kinds, bucket_bytes)]
+    fused = [bucket for bucket in fused if _pays(bucket, in_bucket, best)]
+    numbers = {name: number for number, bucket in enumerate(fused) for name in bucket}
+    chosen = {}
     for name, leaf in profile.leaves.items():
-        best, best_dense = estimated.best(name, schemes), estimated.best(name, dense)
-        if leaf.nbytes < profile.dense_below and _seconds_in_bucket(best_dense, cluster, estimated) <= best.seconds:
-            fused.append(name)
-            best = best_dense
-        chosen[name] = LeafPlan(leaf.shape, leaf.dtype, **best.candidate.options)
-    kinds = [((chosen[name].dtype, chosen[name].scheme), profile.leaves[name].nbytes) for name in fused]
-    for number, bucket in enumerate(buckets(kinds, bucket_bytes)):
-        for i in bucket:
-            chosen[fused[i]] = replace(chosen[fused[i]], bucket=number)
+        options = (in_bucket[name].dense if name in numbers else best[name]).candidate.options
+        chosen[name] = LeafPlan(leaf.shape, leaf.dtype, **options, bucket=numbers.get(name))
     return Plan(profile.n, chosen, profile.seed)
 
 
@@ -218,7 +226,18 @@ def candidate_schemes(schemes: Collection[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(scheme for scheme in (*WORKER_ORDER_SCHEMES, *registry.names()) if scheme in schemes))
 
 
-def _seconds_in_bucket(dense: Estimated, cluster: Cluster, estimated: Estimate) -> float:
-    """Seconds that a leaf adds to a bucket: only those of its bytes, as the bucket's latency is already paid."""
-    latency = sum(cluster.seconds(exchange.collective, 0, estimated.n) for exchange in dense.candidate.exchanges)
-    return dense.seconds - latency
+class _InBucket:
+    """A leaf in a dense bucket: the bucket pays `latency` once, and `added` for each leaf."""
+
+    def __init__(self, dense: Estimated, cluster: Cluster, n: int) -> None:
+        self.dense, self.scheme = dense, dense.candidate.scheme
+        inside = cluster.seconds_inside(0) if n != cluster.workers else 0.0
+        self.latency = inside + sum(cluster.seconds(each.collective, 0, n) for each in dense.candidate.exchanges)
+        self.added = dense.seconds - self.latency
+
+
+def _pays(bucket: Sequence[str], in_bucket: Mapping[str, _InBucket], best: Mapping[str, Estimated]) -> bool:
+    """Whether a bucket takes no longer than its leaves by themselves."""
+    together = in_bucket[bucket[0]].latency + sum(in_bucket[name].added for name in bucket)
+    apart = sum(best[name].seconds for name in bucket)
+    return together <= apart or math.isclose(together, apart)

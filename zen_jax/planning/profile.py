@@ -55,6 +55,8 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
             raise ValueError(
                 f"{name} is a {type(leaf).__name__}, but profile counts arrays. Stack the results of to_dense()."
             )
+    if not measured[0]:
+        raise ValueError("the tree of gradients has no leaves. Give the stacked gradients of at least one parameter.")
     sizes = {leaf.shape[:1] for named in measured for _, leaf in named}
     if len(sizes) != 1 or () in sizes:
         raise ValueError(f"stacked gradients must share one leading axis, one slice per worker; got {sorted(sizes)}.")

@@ -170,7 +170,9 @@ def warmup_density(density: float, steps: int, stages: int = 5) -> Callable[[Arr
 
 def _check(momentum: float, clip_norm: float | None, axis_name: AxisName | None) -> None:
     if not errors.is_number(momentum) or not 0 <= momentum < 1:
-        raise ValueError(f"momentum={momentum!r} must be a number of at least 0 and below 1.")
+        raise ValueError(
+            f"momentum={momentum!r} must be a number of at least 0 and below 1.{errors.static_hint(momentum)}"
+        )
     if clip_norm is None:
         return
     errors.check_positive("clip_norm", clip_norm)
