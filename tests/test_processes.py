@@ -267,7 +267,9 @@ def test_rank_from_the_environment(monkeypatch, environment):
 def test_a_launcher_counts_only_where_jax_detects_it(monkeypatch):
     monkeypatch.setenv("SLURM_PROCID", "0")  # also in a batch script, which no srun started
     assert rank_from(None, None, None) is None and not launcher_knows()
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "1")
+    assert rank_from(None, None, None) is None
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="Open MPI 5 does not say where process 0 listens"):
         rank_from(None, None, None)
     monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", "1.0;tcp://10.0.0.1:1")

@@ -51,7 +51,7 @@ def reached_preemption() -> bool:
     """
     # JAX lets all processes save where they ask the question after the last one asked so far, so questions must be
     # numbered through: a resumed run starts with a later step, and the next scheme with step 1 again.
-    return multihost_utils.reached_preemption_sync_point(next(_questions))
+    return jax.config.jax_enable_preemption_service and multihost_utils.reached_preemption_sync_point(next(_questions))
 
 
 class _Manager(ocp.CheckpointManager):

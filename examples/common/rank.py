@@ -5,9 +5,9 @@ import os
 
 _BY_HAND = ("JAX_NUM_PROCESSES", "NUM_PROCESSES")
 _COUNTS = (*_BY_HAND, "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+_INDICES = ("JAX_PROCESS_ID", "PROCESS_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
 # What jax.distributed looks for. A batch script of SLURM is no step, and Open MPI 5 sets none of these.
 _DETECTED = ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri")
-_INDICES = ("JAX_PROCESS_ID", "PROCESS_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ def rank_from(coordinator: str | None, count: int | None, index: int | None) -> 
     """The rank set by options or the environment, None if neither sets it; raises ValueError if it is half set."""
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     if coordinator is None:
-        if "OMPI_COMM_WORLD_RANK" in os.environ and not launcher_knows():
+        if (_from_environment(("OMPI_COMM_WORLD_SIZE",)) or 1) > 1 and not launcher_knows():
             raise ValueError(
                 "Open MPI 5 does not say where process 0 listens: give mpirun -x JAX_COORDINATOR_ADDRESS=HOST:PORT"
             )

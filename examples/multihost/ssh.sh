@@ -22,6 +22,6 @@ for _ in "${processes[@]}"; do
   wait -n || status=$?
   [[ $status == 0 ]] && continue
   # The others end by themselves if they have met.
-  for _ in {1..60}; do [[ $(jobs -rp) ]] && sleep 1; done
+  for _ in {1..60}; do [[ $(jobs -rp) ]] || break; sleep 1; done
   exit "$status"
 done

@@ -116,14 +116,17 @@ def planned_capacity(count: int, size: int) -> int:
 
 
 def _dense(leaf: LeafProfile, n: int) -> Iterator[Candidate]:
+    if n == 1:  # nothing is sent, nor summed
+        yield from (Candidate(scheme, 1, None, (), ()) for scheme in ("dense_ordered", "dense"))
+        return
     half = dense_bytes(leaf.elements, np.dtype(leaf.dtype), n)
-    exchanges = (Exchange("all_to_all", half), Exchange("all_gather", half)) if n > 1 else ()
-    ordered = Candidate("dense_ordered", 1, None, exchanges, (Work("sum", leaf.nbytes, 0),) if n > 1 else ())
+    exchanges = (Exchange("all_to_all", half), Exchange("all_gather", half))
+    ordered = Candidate("dense_ordered", 1, None, exchanges, (Work("sum", leaf.nbytes, 0),))
     yield ordered
     # 16-bit floats are summed in float32, which psum does not do.
     exact = accumulator_dtype(np.dtype(leaf.dtype)) == np.dtype(leaf.dtype)
     by_psum = Candidate("dense", 1, None, (Exchange("psum", 2 * half),), ())
-    yield by_psum if exact and n > 1 else replace(ordered, scheme="dense")
+    yield by_psum if exact else replace(ordered, scheme="dense")
 
 
 def _zen(unit: UnitProfile, leaf: LeafProfile, n: int) -> Iterator[Candidate]:
