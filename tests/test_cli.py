@@ -115,7 +115,7 @@ def test_plan_says_what_it_gains(zen_jax, profile):
     assert (
         zen_jax("plan", "profile.json", *slow)[1]
         .splitlines()[-1]
-        .startswith(f"estimated, each leaf by itself: {gain} compute time is left out")
+        .startswith(f"estimated: {gain} compute time is left out")
     )
 
 

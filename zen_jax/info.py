@@ -40,6 +40,25 @@ def density(counts: Array, units: int) -> Array:
     return jnp.mean(counts.astype(jnp.float32)) / np.float32(units)  # JAX accepts no integer of 2**31 or more
 
 
+def shares(info: Info, sizes: Mapping[str, int]) -> dict[str, Info]:
+    """The Info of leaves that travelled as one, by leaf: bytes in proportion to its size, all else that of the whole.
+
+    `total` of the shares is the whole again.
+
+    >>> found = shares(make_info(bytes_pushed=12., density=0.5), {"a": 100, "b": 200})
+    >>> {name: (float(share.bytes_pushed), float(share.density)) for name, share in found.items()}
+    {'a': (4.0, 0.5), 'b': (8.0, 0.5)}
+    """
+    if len(sizes) == 1:
+        return dict.fromkeys(sizes, info)
+    whole = max(1, sum(sizes.values()))
+    fields = ("bytes_pushed", "bytes_pulled", "bytes_dense")
+    return {
+        name: info._replace(**{field: getattr(info, field) * np.float32(size / whole) for field in fields})
+        for name, size in sizes.items()
+    }
+
+
 def total(infos: Mapping[str, Info] | Iterable[Info] | Info) -> Info:
     """One Info for several synchronisations: bytes are summed; rounds and imbalance are the worst of all.
 

@@ -1,4 +1,4 @@
-"""Plans how each leaf of profiled gradients is sent: the fastest scheme and unit, and messages that fit.
+"""Plans how the leaves of profiled gradients are sent: which as one, by the fastest scheme, in messages that fit.
 
 zen.Plan.load reads the saved plan, and zen.synchronize(..., plan=plan) follows it."""
 
@@ -8,7 +8,10 @@ from typing import Any
 import zen_jax as zen
 from zen_jax.cli import options as shared
 from zen_jax.cli import output
-from zen_jax.planning.estimate import Estimate, Estimated, total_seconds_and_bytes
+from zen_jax.planning.estimate import Estimate, estimate_leaf, total_seconds_and_bytes
+from zen_jax.planning.joined import joined_vector
+from zen_jax.planning.messages import Message, messages
+from zen_jax.planning.sparsity import SparsityProfile
 
 EXAMPLES = """  zen-jax plan profile.json --gbps 25 --latency-us 50
   zen-jax plan profile.json --gbps 10 --save plan.json
@@ -29,30 +32,44 @@ def run(options: argparse.Namespace) -> output.Result:
     cluster = shared.cluster(options, profile.n)
     plan = zen.plan(profile, cluster, schemes=options.schemes)
     estimate = zen.estimate(profile, cluster)
-    planned = {name: estimate.leaves[name][leaf.scheme] for name, leaf in plan.leaves.items()}
-    text = f"{plan}\n{_gain(planned, estimate)}"
-    return output.Result(text, plan.to_json(), lambda figure: _draw(planned, estimate, figure))
+    rows = [_Row(message, profile, cluster, estimate) for message in messages(profile, cluster, options.schemes)]
+    return output.Result(
+        f"{plan}\n{_gain(rows, estimate)}", plan.to_json(), lambda figure: _draw(rows, estimate, figure)
+    )
 
 
-def _gain(planned: dict[str, Estimated], estimate: Estimate) -> str:
-    cases = total_seconds_and_bytes(planned.values()), estimate.total("dense")
-    taken, dense = (f"{seconds * 1e3:.3f} ms and {nbytes / 1e6:.3f} MB" for seconds, nbytes in cases)
-    return f"estimated, each leaf by itself: {taken} a step; dense {dense}{estimate.caveat}"
+class _Row:
+    """Leaves that the plan sends as one: as planned, dense by psum, and the lower bound."""
+
+    def __init__(self, message: Message, profile: SparsityProfile, cluster: zen.Cluster, estimate: Estimate) -> None:
+        leaves = [profile.leaves[name] for name in message.leaves]
+        others = f" and {len(leaves) - 1} more" if len(leaves) > 1 else ""
+        self.label = message.leaves[0] + others
+        self.planned = message.way
+        self.dense = estimate_leaf(joined_vector(leaves), cluster, profile.n)["dense"]
+        self.bound = sum(estimate.bounds[name].seconds for name in message.leaves)
 
 
-def _draw(planned: dict[str, Estimated], estimate: Estimate, figure: Any) -> None:
-    """Three bars for each leaf: dense, as planned, and the lower bound."""
-    cases = {"dense": estimate.under("dense"), "as planned": planned, "lower bound": estimate.bounds}
+def _gain(rows: list[_Row], estimate: Estimate) -> str:
+    cases = ([row.planned for row in rows], [row.dense for row in rows])
+    planned, dense = (
+        f"{seconds * 1e3:.3f} ms and {nbytes / 1e6:.3f} MB" for seconds, nbytes in map(total_seconds_and_bytes, cases)
+    )
+    return f"estimated: {planned} a step; dense {dense}{estimate.caveat}"
+
+
+def _draw(rows: list[_Row], estimate: Estimate, figure: Any) -> None:
+    """Three bars for each leaf, or for those sent as one: dense, as planned, and the lower bound."""
+    cases = {
+        "dense": [row.dense.seconds for row in rows],
+        "as planned": [row.planned.seconds for row in rows],
+        "lower bound": [row.bound for row in rows],
+    }
     height = 0.8 / len(cases)
     axes = figure.subplots()
-    for i, (label, leaves) in enumerate(cases.items()):
-        axes.barh(
-            [y + i * height for y in range(len(planned))],
-            [leaves[name].seconds * 1e3 for name in planned],
-            height,
-            label=label,
-        )
-    axes.set_yticks([y + height for y in range(len(planned))], list(planned))
+    for i, (label, seconds) in enumerate(cases.items()):
+        axes.barh([y + i * height for y in range(len(rows))], [each * 1e3 for each in seconds], height, label=label)
+    axes.set_yticks([y + height for y in range(len(rows))], [row.label for row in rows])
     axes.invert_yaxis()
-    axes.set(xlabel="estimated ms", title=f"Every leaf by itself, {estimate.n} workers")
+    axes.set(xlabel="estimated ms", title=f"{estimate.n} workers")
     axes.legend()

@@ -10,7 +10,7 @@ from zen_jax._dtypes import accumulator_dtype
 from zen_jax.errors import check_choice, check_instance
 from zen_jax.planning.cluster import Cluster, check_cluster
 from zen_jax.planning.costs import Candidate, candidates, lower_bound
-from zen_jax.planning.sparsity import SparsityProfile
+from zen_jax.planning.sparsity import LeafProfile, SparsityProfile
 from zen_jax.planning.table import table
 from zen_jax.schemes import registry
 
@@ -56,7 +56,7 @@ class Estimate:
         known = self.leaves[leaf]
         if not any(scheme in known for scheme in schemes):
             raise ValueError(f"schemes={tuple(schemes)!r} cannot take {leaf!r}. Add one of {', '.join(known)}.")
-        return min((known[scheme] for scheme in schemes if scheme in known), key=lambda each: each.seconds)
+        return fastest(known, schemes)
 
     def under(self, scheme: str) -> dict[str, Estimated]:
         """Each leaf under one scheme; under dense_ordered if the scheme cannot take the leaf.
@@ -140,18 +140,41 @@ def estimate(profile: SparsityProfile, cluster: Cluster) -> Estimate:
     Source: ZEN (OSDI 2025), Equations 1 and 2 and section 4.
     """
     n = profiled_workers(profile, cluster)
-    hosts = n != cluster.workers
-    leaves, bounds = {}, {}
-    for name, leaf in profile.leaves.items():
-        inside = cluster.seconds_inside(leaf.nbytes) if hosts else 0.0
-        fastest: dict[str, Estimated] = {}
-        # Machines send their sums in the dtype that they accumulate in.
-        travelling = replace(leaf, dtype=str(accumulator_dtype(np.dtype(leaf.dtype)))) if hosts else leaf
-        for candidate in candidates(travelling, n):
-            taken = Estimated(candidate, inside + candidate.seconds(cluster, n))
-            if candidate.scheme not in fastest or taken.seconds < fastest[candidate.scheme].seconds:
-                fastest[candidate.scheme] = taken
-        leaves[name] = {scheme: fastest[scheme] for scheme in registry.names() if scheme in fastest}
-        least = lower_bound(leaf, n)
-        bounds[name] = Bound(least, inside + least * 8 / (cluster.fastest_gbps(n) * 1e9))
+    leaves = {name: estimate_leaf(leaf, cluster, n) for name, leaf in profile.leaves.items()}
+    bounds = {name: _bound(leaf, cluster, n) for name, leaf in profile.leaves.items()}
     return Estimate(n, leaves, bounds, counts_computing=bool(cluster.kernels))
+
+
+def estimate_leaf(leaf: LeafProfile, cluster: Cluster, n: int) -> dict[str, Estimated]:
+    """The fastest candidate of every scheme that can take a leaf, by scheme."""
+    # Machines send their sums in the dtype that they accumulate in.
+    travelling = leaf if n == cluster.workers else replace(leaf, dtype=str(accumulator_dtype(np.dtype(leaf.dtype))))
+    inside = _seconds_inside(leaf.nbytes, cluster, n)
+    found: dict[str, Estimated] = {}
+    for candidate in candidates(travelling, n):
+        way = Estimated(candidate, inside + candidate.seconds(cluster, n))
+        if candidate.scheme not in found or way.seconds < found[candidate.scheme].seconds:
+            found[candidate.scheme] = way
+    return {scheme: found[scheme] for scheme in registry.names() if scheme in found}
+
+
+def fastest(ways: Mapping[str, Estimated], schemes: Sequence[str]) -> Estimated:
+    """The fastest way of a leaf by any of `schemes`; among equals, that of the first."""
+    return min((ways[scheme] for scheme in schemes if scheme in ways), key=lambda way: way.seconds)
+
+
+def latency(candidate: Candidate, cluster: Cluster, n: int) -> float:
+    """The part of a candidate's time, in seconds, that does not depend on how much is sent."""
+    across = sum(cluster.seconds(each.collective, 0, n, each.distance) for each in candidate.exchanges)
+    return _seconds_inside(0, cluster, n) + across
+
+
+def _bound(leaf: LeafProfile, cluster: Cluster, n: int) -> Bound:
+    least = lower_bound(leaf, n)
+    transfer = least * 8 / (cluster.fastest_gbps(n) * 1e9)
+    return Bound(least, _seconds_inside(leaf.nbytes, cluster, n) + transfer)
+
+
+def _seconds_inside(nbytes: float, cluster: Cluster, n: int) -> float:
+    """Time among the devices of each machine, if the n workers are machines."""
+    return 0.0 if n == cluster.workers else cluster.seconds_inside(nbytes)

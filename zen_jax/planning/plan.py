@@ -1,7 +1,7 @@
 """A plan: the scheme, unit, formats, capacities and bucket of every leaf of a gradient tree."""
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from zen_jax import errors
 from zen_jax._typing import Array
-from zen_jax.planning.buckets import BUCKET_BYTES, buckets
+from zen_jax.planning.buckets import BUCKET_BYTES
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.costs import Route
 from zen_jax.planning.documents import JsonDocument
-from zen_jax.planning.estimate import Estimated, estimate
+from zen_jax.planning.messages import messages
 from zen_jax.planning.sparsity import SparsityProfile
 from zen_jax.planning.table import table
 from zen_jax.row_sparse import is_row_sparse
@@ -25,16 +25,14 @@ from zen_jax.units import unit_width
 WORKER_ORDER_SCHEMES = ("dense_ordered", "auto", "zen", "agsparse", "sparse_ps", "omnireduce")
 """The schemes that sum in worker order: whichever of them a plan picks, results are bitwise the same."""
 
-_DENSE = ("dense_ordered", "dense")
-
 
 @dataclass(frozen=True)
 class LeafPlan(Route):
     """How one leaf is sent.
 
     Raises:
-      ValueError: for an unknown scheme or format, a capacity below 1, an invalid dtype, unit or bucket, a unit that
-        does not divide the columns, or a bucket under a scheme that is not dense.
+      ValueError: for an unknown scheme or format, a capacity below 1, an invalid dtype, unit or bucket, or a unit
+        that does not divide the columns.
     """
 
     shape: tuple[int, ...]
@@ -44,7 +42,7 @@ class LeafPlan(Route):
     capacity: tuple[int, ...] | None = None  # units in the fullest message of each exchange
     push_format: str = "coo"
     pull_format: str = "hash_bitmap"
-    bucket: int | None = None  # leaves of one bucket are sent as one; None for a leaf by itself
+    bucket: int | None = None  # leaves of one bucket differ only in shape and are sent as one; None: by itself
 
     def __post_init__(self) -> None:
         if self.dtype is None:  # float64 to NumPy
@@ -72,15 +70,6 @@ class LeafPlan(Route):
             errors.check_capacity(capacity)
         if self.bucket is not None:
             errors.check_at_least("bucket", self.bucket, 0)
-            if self.scheme not in _DENSE:
-                raise ValueError(
-                    f"scheme={self.scheme!r} is in bucket {self.bucket}, but buckets are sent dense. Use one of "
-                    f"{', '.join(_DENSE)}, or no bucket."
-                )
-            if self.unit != 1:
-                raise ValueError(
-                    f"unit={self.unit} is in bucket {self.bucket}, but buckets have units of 1. Use 1, or no bucket."
-                )
 
 
 @dataclass(frozen=True)
@@ -100,13 +89,14 @@ class Plan(JsonDocument):
     def __post_init__(self) -> None:
         errors.check_workers(self.n)
         errors.check_seed(self.seed)
-        kinds: dict[int, tuple[str, str]] = {}
+        kinds: dict[int, dict[str, Any]] = {}
         for name, leaf in self.leaves.items():
             registry.check_exchanges(leaf.capacity or (), leaf.scheme, self.n)
-            kind = leaf.dtype, leaf.scheme
+            kind = {"dtype": leaf.dtype, **leaf.options}
             if leaf.bucket is not None and kinds.setdefault(leaf.bucket, kind) != kind:
                 raise ValueError(
-                    f"{name} is {kind}, but bucket {leaf.bucket} is {kinds[leaf.bucket]}. Give it another bucket."
+                    f"{name} is sent with {kind}, but bucket {leaf.bucket} with {kinds[leaf.bucket]}. Give it another "
+                    "bucket."
                 )
 
     def check(self, named: list[tuple[str, Array]], n: int | None) -> None:
@@ -164,16 +154,18 @@ def plan(
 
     Capacities are 3 % above the fullest messages profiled or, if a `Profiler` sampled the leaf, above their estimated
     size: under hashed schemes, Theorem 2's bound. A message that outgrows its capacity is still sent, in the next
-    larger size. Leaves of fewer bytes than the profile's `dense_below` that are no faster by themselves are fused into
-    dense buckets that are no slower than their leaves. `auto` in a plan is zen, with steps that go dense if that moves
-    fewer bytes.
+    larger size. `auto` in a plan is zen, with steps that go dense if that moves fewer bytes.
+
+    Leaves are sent as one, in a bucket, where that takes no longer: sparse tables with rows of one length as one table,
+    and leaves of fewer bytes than the profile's `dense_below` as one dense vector. Joining costs copies, which only a
+    cluster with measured kernels can weigh: without, tables of more bytes are sent by themselves.
 
     Args:
       profile: from `zen_jax.profile`.
       cluster: the links.
       schemes: schemes to choose from, including "dense_ordered" or "dense"; by default all that sum in worker order, so
         that a plan changes no bit of a result. `zen_jax.schemes.names()` adds "dense" (psum) and "sparcml".
-      bucket_bytes: largest bucket of fused leaves.
+      bucket_bytes: most bytes of leaves that are sent as one.
 
     Returns:
       A Plan for `zen_jax.synchronize(..., plan=plan)` with the profile's seed.
@@ -187,31 +179,20 @@ def plan(
     >>> print(plan(profile(gradients), Cluster(hosts=4, inter_gbps=0.1)))
     plan for 4 workers
     leaf   shape       dtype    scheme         unit  formats   capacity  bucket
-    bias   (64,)       float32  dense_ordered  any             any       0
+    bias   (64,)       float32  dense_ordered  any             any
     table  (1000, 64)  float32  auto           16    coo, coo  21, 21
 
     Source: ZEN (OSDI 2025), section 3: the scheme by comparing Equations 1 and 2.
     """
     schemes = candidate_schemes(schemes)
-    dense = [scheme for scheme in schemes if scheme in _DENSE]
     errors.check_at_least("bucket_bytes", bucket_bytes, 1)
-    estimated = estimate(profile, cluster)
-    best = {name: estimated.best(name, schemes) for name in profile.leaves}
-    in_bucket = {name: _InBucket(estimated.best(name, dense), cluster, estimated.n) for name in profile.leaves}
-    small = [
-        name
-        for name, leaf in profile.leaves.items()
-        if leaf.nbytes < profile.dense_below and in_bucket[name].added <= best[name].seconds
-    ]
-    kinds = [((profile.leaves[name].dtype, in_bucket[name].scheme), profile.leaves[name].nbytes) for name in small]
-    fused = [[small[i] for i in bucket] for bucket in buckets(kinds, bucket_bytes)]
-    fused = [bucket for bucket in fused if _pays(bucket, in_bucket, best)]
-    numbers = {name: number for number, bucket in enumerate(fused) for name in bucket}
-    chosen = {}
-    for name, leaf in profile.leaves.items():
-        options = (in_bucket[name].dense if name in numbers else best[name]).candidate.options
-        chosen[name] = LeafPlan(leaf.shape, leaf.dtype, **options, bucket=numbers.get(name))
-    return Plan(profile.n, chosen, profile.seed)
+    chosen, fused = {}, itertools.count()
+    for message in messages(profile, cluster, schemes, bucket_bytes):
+        bucket = next(fused) if len(message.leaves) > 1 else None
+        for name in message.leaves:
+            leaf = profile.leaves[name]
+            chosen[name] = LeafPlan(leaf.shape, leaf.dtype, **message.way.candidate.options, bucket=bucket)
+    return Plan(profile.n, {name: chosen[name] for name in profile.leaves}, profile.seed)
 
 
 def candidate_schemes(schemes: Collection[str]) -> tuple[str, ...]:
@@ -220,24 +201,7 @@ def candidate_schemes(schemes: Collection[str]) -> tuple[str, ...]:
         raise ValueError(f"schemes={schemes!r} is one name, but must be several. Use ('dense_ordered', {schemes!r}).")
     for scheme in schemes:
         errors.check_choice("schemes", scheme, registry.names())
-    if not set(_DENSE) & set(schemes):
+    if not set(registry.DENSE) & set(schemes):
         raise ValueError(f"schemes={tuple(schemes)!r} has no dense scheme. Add 'dense_ordered' or 'dense'.")
     # Never in the order of a set, which differs between processes.
     return tuple(dict.fromkeys(scheme for scheme in (*WORKER_ORDER_SCHEMES, *registry.names()) if scheme in schemes))
-
-
-class _InBucket:
-    """A leaf in a dense bucket: the bucket pays `latency` once, and `added` for each leaf."""
-
-    def __init__(self, dense: Estimated, cluster: Cluster, n: int) -> None:
-        self.dense, self.scheme = dense, dense.candidate.scheme
-        inside = cluster.seconds_inside(0) if n != cluster.workers else 0.0
-        self.latency = inside + sum(cluster.seconds(each.collective, 0, n) for each in dense.candidate.exchanges)
-        self.added = dense.seconds - self.latency
-
-
-def _pays(bucket: Sequence[str], in_bucket: Mapping[str, _InBucket], best: Mapping[str, Estimated]) -> bool:
-    """Whether a bucket takes no longer than its leaves by themselves."""
-    together = in_bucket[bucket[0]].latency + sum(in_bucket[name].added for name in bucket)
-    apart = sum(best[name].seconds for name in bucket)
-    return together <= apart or math.isclose(together, apart)

@@ -11,7 +11,7 @@ from jax import lax
 
 from zen_jax import _axis
 from zen_jax._typing import Array, AxisName
-from zen_jax.planning.buckets import DENSE_BELOW
+from zen_jax.planning.buckets import DENSE_BELOW, small_tables, table_kind
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.counts import Counts, Touched, count, pack, touched, unpack
 from zen_jax.planning.profile import candidate_widths, leaf_profile
@@ -29,8 +29,9 @@ class Profiler:
     """Watches the gradients that `zen_jax.synchronize(..., plan=profiler)` reduces, and makes a profile of them.
 
     When it has seen enough, trace the step again without the profiler: profiling then costs nothing more. Leaves under
-    `dense_below` bytes (1 MiB) are not examined, because they are fused; row-sparse gradients need no plan, and are
-    left out of the profile. Works wherever `synchronize` does; on several hosts, all get the same profile.
+    `dense_below` bytes (1 MiB) that make up no larger table are not examined, because they are sent dense; row-sparse
+    gradients need no plan, and are left out of the profile. Works wherever `synchronize` does; on several hosts, all
+    get the same profile.
 
     Several `synchronize` in one step may share a profiler, each with its own leaves (`optax.partition`): the profile
     covers all their leaves.
@@ -66,8 +67,8 @@ class Profiler:
         """Adds the counting of gradients to the step that is being traced; `synchronize` calls it.
 
         With `intra_axis`, the axis of a machine's devices, it counts each machine's sum. Leaves of fewer than
-        `dense_below` bytes are left out. Raises a ValueError if the number of workers, seed, `dense_below`, a shape or
-        a dtype differs from before.
+        `dense_below` bytes are left out, unless several make up a table of as many. Raises a ValueError if the number
+        of workers, seed, `dense_below`, a shape or a dtype differs from before.
         """
         n, workers = _axis.axis_size(axis_name), _axis.combined_axes(axis_name, intra_axis)
         if self._cluster is not None:
@@ -81,10 +82,11 @@ class Profiler:
         for name in names:
             self._reports.setdefault(name, {})
         with jax.named_scope("profile"):
+            examined = _examined(named, dense_below) if n > 1 else []
             found = {
                 (name, width): bitmap
                 for name, leaf in named
-                if leaf.size and leaf.nbytes >= dense_below and n > 1
+                if name in examined
                 for width, bitmap in _touched(leaf if intra_axis is None else lax.psum(leaf, intra_axis), n).items()
             }
             counts = count(list(found.values()), axis_name, seed=seed) if found else []
@@ -145,6 +147,14 @@ class Profiler:
             counted = [report for report in seen[name] if report]
             leaves[name] = leaf_profile(shape, dtype, counted) if counted else LeafProfile(shape, dtype)
         return SparsityProfile(leaves=leaves, steps=min(map(len, seen.values())), **self._options)
+
+
+def _examined(named: list[tuple[str, Array]], dense_below: int) -> set[str]:
+    """The leaves that may be worth sending sparse: large ones, and small ones that make up a large table."""
+    small = {name: leaf for name, leaf in named if leaf.nbytes < dense_below}
+    kinds = {name: (table_kind(leaf.shape, leaf.dtype), leaf.nbytes) for name, leaf in small.items()}
+    tables = small_tables(kinds, dense_below)
+    return {name for name, leaf in named if name not in small and leaf.size}.union(*tables)
 
 
 def _touched(leaf: Array, n: int) -> dict[int, Touched]:

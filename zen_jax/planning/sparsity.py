@@ -142,7 +142,7 @@ class SparsityProfile(JsonDocument):
     leaves: Mapping[str, LeafProfile] = field(hash=False)
     seed: int = 0
     steps: int = 1
-    dense_below: int = DENSE_BELOW  # bytes under which a leaf may be fused into a dense bucket
+    dense_below: int = DENSE_BELOW  # bytes under which a leaf may be sent dense, in one vector with others
 
     def __post_init__(self) -> None:
         check_workers(self.n)

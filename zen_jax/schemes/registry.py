@@ -30,6 +30,9 @@ _SCHEMES: dict[str, _Entry] = {
     "sparse_ps": _Entry(sparse_ps.sparse_ps, lambda n: 2),
 }
 
+DENSE = ("dense_ordered", "dense")
+"""The schemes that send every element, whatever the unit."""
+
 
 def names() -> tuple[str, ...]:
     """The names that `scheme=` takes.

@@ -1,23 +1,26 @@
 """`synchronize`: the all-reduce of a gradient tree as an optax transformation."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from zen_jax import _axis, errors
-from zen_jax._typing import AxisName, PyTree, Unit
+from zen_jax._typing import Array, AxisName, PyTree, Unit
 from zen_jax.collective import OPS, all_reduce
-from zen_jax.info import Info, make_info, total
-from zen_jax.planning.buckets import BUCKET_BYTES, DENSE_BELOW, buckets
-from zen_jax.planning.plan import LeafPlan, Plan
+from zen_jax.info import Info, make_info, shares, total
+from zen_jax.planning.buckets import BUCKET_BYTES, DENSE_BELOW
+from zen_jax.planning.plan import Plan
 from zen_jax.planning.profiler import Profiler
 from zen_jax.row_sparse import is_row_sparse
 from zen_jax.schemes import registry
 from zen_jax.schemes.row_sparse import reduce_rows
+from zen_jax.transforms.routes import by_bucket, unplanned_routes
 from zen_jax.trees import Leaf, densified, is_sparse_leaf, named_leaves, values_of
 from zen_jax.units import check_unit
 
@@ -27,9 +30,9 @@ FUSED = "(fused)"
 class SynchronizeState(NamedTuple):
     """State of `synchronize`: what the last step did. `optax.tree.get(state, "info")` finds it in a chain.
 
-    `info` maps a leaf's name ("embed/embedding") to its `Info`; leaves under `dense_below`, which are fused into dense
-    buckets unless a plan says otherwise, share the name "(fused)". `zen_jax.total(info)` adds them up. To
-    `optax.tree_map_params`, all of `info` is a single leaf.
+    `info` maps a leaf's name ("embed/embedding") to its `Info`; leaves under `dense_below`, which are fused unless a
+    plan says otherwise, share the name "(fused)". Leaves that a plan sends as one have the Info of all, with a share of
+    the bytes. `zen_jax.total(info)` adds them up. To `optax.tree_map_params`, all of `info` is a single leaf.
     """
 
     info: dict[str, Info]
@@ -49,10 +52,10 @@ def synchronize(
 ) -> optax.GradientTransformationExtraArgs:
     """Reduces every worker's gradients over a named axis: put it first in an `optax.chain`, in place of `pmean`.
 
-    Every leaf of at least `dense_below` bytes gets its own `all_reduce`; smaller leaves are fused by dtype into buckets
-    and sent dense. A `SparseGradient` comes out as an array. A `RowSparseGradient` is sent as it is, whatever the
-    scheme, unit and plan; afterwards it holds the rows that any worker touched. None leaves and `optax.MaskedNode` are
-    left alone.
+    Every leaf of at least `dense_below` bytes gets its own `all_reduce`. Smaller leaves are fused by dtype and sent
+    dense, except that "auto" sends tables (2-D or more) with equally long rows as one table, if that is large enough. A
+    `SparseGradient` comes out as an array. A `RowSparseGradient` is sent as it is, whatever the scheme, unit and plan;
+    afterwards it holds the rows that any worker touched. None leaves and `optax.MaskedNode` are left alone.
 
     Args:
       axis_name: the workers' axis of shard_map, pmap or vmap(axis_name=...).
@@ -62,8 +65,9 @@ def synchronize(
       plan: a `Plan`, which sets scheme, unit, formats, capacities and buckets by leaf in place of `scheme`, `unit`,
         `bucket_bytes` and `dense_below`, and the seed that its capacities were measured with in place of `seed`; or a
         `Profiler`, which watches gradients that are synchronised without a plan. The state fits any plan.
-      bucket_bytes: largest bucket of fused leaves.
-      dense_below: leaves of fewer bytes than this are fused, and sent with all their zeros.
+      bucket_bytes: most bytes of leaves that are sent as one.
+      dense_below: leaves of fewer bytes than this are fused, and sent with all their zeros unless they make up a table
+        of at least as many under "auto".
       seed: seed of the hash, the same on every worker.
       intra_axis: as in `all_reduce`: the axis of a machine's devices, if `axis_name` is the axis of machines. A plan is
         then one for machines. For a `RowSparseGradient`, every device is a worker.
@@ -99,6 +103,15 @@ def synchronize(
     axes = _axis.combined_axes(axis_name, intra_axis)
     reduce = partial(all_reduce, axis_name=axis_name, op=op, seed=seed, intra_axis=intra_axis, return_info=True)
 
+    def reduce_as_one(parts: list[Array], unit: Unit, **options: Any) -> tuple[list[Array], Info]:
+        """Arrays of one dtype, reduced as one table; they have rows of one length, or the unit divides them."""
+        columns = unit if errors.is_integer(unit) else math.prod(parts[0].shape[1:])
+        # As rows: XLA joins some lists of vectors a hundred times as slowly on CPUs.
+        flat = jnp.concatenate([part.reshape(1, -1) for part in parts], axis=1)
+        table, info = reduce(flat.reshape(-1, columns), unit=unit, **options)
+        found = jnp.split(table.reshape(-1), np.cumsum([part.size for part in parts])[:-1])
+        return [each.reshape(part.shape) for each, part in zip(found, parts, strict=True)], info
+
     def check(named: list[tuple[str, Leaf]], n: int | None) -> None:
         for name, leaf in named:
             errors.check_float(name, leaf.dtype)
@@ -116,14 +129,6 @@ def synchronize(
         if not named and _is_placeholder(params):
             return SynchronizeState(jnp.zeros(()))  # one leaf, as a prefix of all of `info`
         return SynchronizeState({name: make_info() for name in info_names(named)})
-
-    def unplanned(named: list[tuple[str, Leaf]], names: Collection[str]) -> dict[str, _Unplanned]:
-        # What `init` fused stays fused: gradients may be narrower than their parameters.
-        fused = [(name, leaf) for name, leaf in named if name not in names]
-        dense = {"scheme": "dense" if scheme == "dense" else "dense_ordered"}
-        routes = {name: _Unplanned({"scheme": scheme, "unit": unit}) for name, _ in named}
-        found = buckets([(leaf.dtype, leaf.nbytes) for _, leaf in fused], bucket_bytes)
-        return routes | {fused[i][0]: _Unplanned(dense, number) for number, bucket in enumerate(found) for i in bucket}
 
     def update(updates: PyTree, state: SynchronizeState | None, params: PyTree = None, **_: Any):
         del params
@@ -146,16 +151,20 @@ def synchronize(
             if isinstance(plan, Profiler):
                 plan.observe(named, axis_name, seed, intra_axis, dense_below)
             arrays = {name: leaf for name, leaf in named if not is_row_sparse(leaf)}
-            routes = plan.leaves if isinstance(plan, Plan) else unplanned(list(arrays.items()), names)
-            for bucket in _by_bucket(routes, arrays):
-                parts = [densified(arrays[name]) for name in bucket]
-                # As rows: XLA joins some lists of vectors a hundred times as slowly on CPUs.
-                flat = jnp.concatenate([part.reshape(1, -1) for part in parts], axis=1).reshape(-1)
-                flat, info = reduce(flat, **routes[bucket[0]].options)
-                for name, part in zip(bucket, parts, strict=True):
-                    reduced[name], flat = flat[: part.size].reshape(part.shape), flat[part.size :]
-                # Use a name that the state lacks, if any leaf has one: such leaves were fused at init.
-                infos.append((next((name for name in bucket if name not in names), bucket[0]), info))
+            # What `init` fused stays fused: gradients may be narrower than their parameters.
+            small = [name for name in arrays if name not in names]
+            routes = (
+                plan.leaves
+                if isinstance(plan, Plan)
+                else unplanned_routes(
+                    arrays, small, scheme=scheme, unit=unit, bucket_bytes=bucket_bytes, dense_below=dense_below
+                )
+            )
+            for bucket in by_bucket(routes, arrays):
+                parts = {name: densified(arrays[name]) for name in bucket}
+                together, info = reduce_as_one(list(parts.values()), **routes[bucket[0]].options)
+                reduced |= dict(zip(bucket, together, strict=True))
+                infos += _shares(info, {name: part.nbytes for name, part in parts.items()}, names)
             for name, leaf in named:
                 if name in reduced:
                     continue
@@ -177,25 +186,12 @@ def _is_placeholder(params: PyTree) -> bool:
     return single and params is not None and not isinstance(params, Collection)
 
 
-class _Unplanned(NamedTuple):
-    """How a leaf is sent without a plan: what reducing it needs of a `LeafPlan`."""
-
-    options: dict[str, Any]
-    bucket: int | None = None
-
-
-def _by_bucket(routes: Mapping[str, LeafPlan | _Unplanned], leaves: Mapping[str, Leaf]) -> list[list[str]]:
-    """The leaves that are sent as one, for each bucket in order.
-
-    Shards of a model axis are sent separately: in one array with them, leaves that are equal along that axis would no
-    longer be known to be.
-    """
-    found: dict[tuple[int, tuple[str, ...]], list[str]] = {}
-    for name, leaf in leaves.items():
-        if routes[name].bucket is not None:
-            kind = routes[name].bucket, tuple(sorted(map(str, _axis.varying(values_of(leaf)))))
-            found.setdefault(kind, []).append(name)
-    return [found[number] for number in sorted(found)]
+def _shares(info: Info, sizes: Mapping[str, int], names: Collection[str]) -> list[tuple[str, Info]]:
+    """Each leaf's share of the Info of a bucket; of the leaves that the state does not name, all in one."""
+    unnamed = [name for name in sizes if name not in names]
+    named = {name: size for name, size in sizes.items() if name in names}
+    together = {unnamed[0]: sum(sizes[name] for name in unnamed)} if unnamed else {}
+    return list(shares(info, named | together).items())
 
 
 def _by_name(infos: list[tuple[str, Info]], names: Iterable[str]) -> dict[str, Info]:

@@ -1,0 +1,195 @@
+"""Leaves that are sent as one: small tables without a plan, and whatever a plan joins."""
+
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from cases import assert_same_bits, sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import zen_jax as zen
+from zen_jax.planning.cluster import KERNELS, KernelCost
+from zen_jax.planning.joined import joined_table
+from zen_jax.planning.messages import messages
+from zen_jax.planning.plan import WORKER_ORDER_SCHEMES
+
+N = 4
+RNG = np.random.default_rng(0)
+TABLES = {f"table{i}": sparse(RNG, N, (rows, 16), 0.03, integers=False) for i, rows in enumerate((61, 150, 1, 97))}
+OTHERS = {
+    "narrow": sparse(RNG, N, (40, 8), 0.03, integers=False),
+    "bias": sparse(RNG, N, (9,), 1.0, integers=False),
+    "half": sparse(RNG, N, (33, 16), 0.1, jnp.bfloat16, integers=False),
+}
+GRADIENTS = TABLES | OTHERS
+PARAMS = jax.tree.map(lambda g: jnp.zeros(g.shape[1:], g.dtype), GRADIENTS)
+MEANS = jax.tree.map(lambda g: oracle.ordered_sum(g, N), GRADIENTS)
+TABLE_BYTES = sum(g[0].nbytes for g in TABLES.values())
+LARGE = 1 << 14  # bytes: above every leaf, below the tables together
+
+pytestmark = [pytest.mark.promoting, pytest.mark.usefixtures("coarse_ladder")]
+
+
+def step(transform, gradients=GRADIENTS, params=PARAMS, mode="vmap"):
+    return harness.spmd(lambda g: transform.update(g, transform.init(params)), mode, N)(gradients)
+
+
+def assert_means(updates, state):
+    """Every leaf has the bits of its mean; Info of the first worker."""
+    for name in updates:
+        for worker in range(N):
+            assert_same_bits(updates[name][worker], MEANS[name], name)
+    return jax.tree.map(lambda field: float(field[0]), optax.tree.get(state, "info"))
+
+
+# --- without a plan ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", harness.MODES)
+def test_small_tables_are_sent_sparse_as_one(mode):
+    info = assert_means(*step(zen.synchronize(harness.AXIS, dense_below=LARGE), mode=mode))
+    assert set(info) == {"(fused)"}
+    share = sum(g[0].nbytes for g in OTHERS.values()) / sum(g[0].nbytes for g in GRADIENTS.values())
+    np.testing.assert_allclose(info["(fused)"].dense_taken, share, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dense_below": TABLE_BYTES + 1},  # the table of all is small, too
+        {"dense_below": LARGE, "bucket_bytes": 99},
+        {"dense_below": LARGE, "unit": 32},  # divides no row
+        {"dense_below": LARGE, "scheme": "zen"},  # would send dense tables as if they were sparse
+    ],
+)
+def test_other_small_leaves_are_sent_dense(options):
+    info = assert_means(*step(zen.synchronize(harness.AXIS, **options)))
+    assert info["(fused)"].dense_taken == 1
+
+
+@pytest.mark.parametrize("unit", ["element", "row", 4])
+def test_units_of_tables(unit):
+    info = assert_means(*step(zen.synchronize(harness.AXIS, unit=unit, dense_below=LARGE)))
+    assert info["(fused)"].dense_taken < 1
+
+
+def test_tables_across_machines():
+    gradients = jax.tree.map(lambda g: np.stack([g, g]), TABLES)  # [2 machines, N devices, ...]
+    transform = zen.synchronize("machines", op="sum", intra_axis="devices", dense_below=LARGE)
+    worker = jax.vmap(lambda g: transform.update(g, None)[0], axis_name="devices")
+    updates = jax.jit(jax.vmap(worker, axis_name="machines"))(gradients)
+    jax.tree.map(lambda g, u: np.testing.assert_allclose(u[1, 2], 2 * g.sum(axis=0), 1e-5), TABLES, updates)
+
+
+def test_one_exchange_for_any_number_of_tables():
+    """What each costs in latency and compilation is paid once."""
+
+    def collectives(count):
+        tables = {f"table{i}": jnp.zeros((6000 // count, 16)) for i in range(count)}
+        update = lambda g: zen.synchronize(harness.AXIS, dense_below=200_000).update(g, None)[0]
+        return str(jax.make_jaxpr(update, axis_env=[(harness.AXIS, N)])(tables)).count(" all_gather[")
+
+    assert collectives(2) == collectives(20)
+
+
+# --- planned ----------------------------------------------------------------------------------------------------
+
+PROFILE = zen.profile(GRADIENTS)
+CLUSTER = zen.Cluster(N, inter_gbps=1, latency_us=50)
+
+
+@pytest.mark.parametrize("mode", ["vmap", "shard_map", "shard_map_unchecked"])
+def test_a_plan_joins_tables_and_changes_no_bit(mode):
+    plan = zen.plan(PROFILE, CLUSTER)
+    assert len({plan.leaves[name].bucket for name in TABLES}) == 1
+    assert plan.leaves["table0"].scheme not in zen.schemes.registry.DENSE
+    for dense_below in (0, 1 << 20):
+        info = assert_means(*step(zen.synchronize(harness.AXIS, plan=plan, dense_below=dense_below), mode=mode))
+        assert set(info) == (set(GRADIENTS) if dense_below == 0 else {"(fused)"})
+        whole = zen.total(info)
+        sent = sum(message.way.nbytes for message in messages(PROFILE, CLUSTER, WORKER_ORDER_SCHEMES))
+        np.testing.assert_allclose(whole.bytes_pushed + whole.bytes_pulled, sent, 1e-5)
+        assert whole.rounds == 1
+
+
+def test_leaves_of_a_bucket_share_its_info():
+    plan = zen.plan(zen.profile(TABLES), CLUSTER)
+    _, state = step(
+        zen.synchronize(harness.AXIS, plan=plan, dense_below=0), TABLES, {name: PARAMS[name] for name in TABLES}
+    )
+    info = jax.tree.map(lambda field: float(field[0]), optax.tree.get(state, "info"))
+    assert len({of_leaf.density for of_leaf in info.values()}) == 1
+    for name, of_leaf in info.items():
+        share = TABLES[name][0].nbytes / TABLE_BYTES
+        np.testing.assert_allclose(of_leaf.bytes_dense, share * zen.total(info).bytes_dense, 1e-5)
+
+
+@pytest.mark.parametrize("scheme", [name for name in zen.schemes.names() if name not in ("dense", "sparcml")])
+def test_a_bucket_of_rows_of_different_lengths(scheme):
+    """A plan made by hand may join them, under any scheme, if the unit divides both."""
+    leaf = {"scheme": scheme, "unit": 8, "bucket": 3}
+    gradients = {name: GRADIENTS[name] for name in ("table0", "narrow")}
+    leaves = {name: zen.LeafPlan(g.shape[1:], "float32", **leaf) for name, g in gradients.items()}
+    assert_means(*step(zen.synchronize(harness.AXIS, plan=zen.Plan(N, leaves)), gradients, PARAMS))
+
+
+def test_copying_decides_about_large_tables():
+    """They are joined only if a cluster says how long copying takes, and that it takes less than the latency saved."""
+    large = zen.SparsityProfile(N, PROFILE.leaves, dense_below=0)
+    costs = dict.fromkeys(KERNELS, KernelCost(1e-11, 1e-11))
+
+    def buckets(**measured):
+        cluster = zen.Cluster(N, inter_gbps=1, latency_us=50, kernels=measured)
+        return {zen.plan(large, cluster).leaves[name].bucket for name in TABLES}
+
+    assert buckets() == {None}
+    assert len(buckets(**costs)) == 1 and buckets(**costs) != {None}
+    assert buckets(**costs | {"copy": KernelCost(1e-6, 0)}) == {None}
+
+
+def test_nothing_to_gain_nothing_joined():
+    """Dense gradients, and links without latency over which sparse tables gain nothing from each other."""
+    full = zen.profile(jax.tree.map(np.ones_like, TABLES))
+    assert {leaf.scheme for leaf in zen.plan(full, CLUSTER).leaves.values()} == {"dense_ordered"}
+    alone = zen.profile({"table0": TABLES["table0"]})
+    assert zen.plan(alone, CLUSTER).leaves["table0"].bucket is None
+
+
+@pytest.mark.parametrize("n", [1, 3, 4])
+@given(tables=st.lists(st.tuples(st.sampled_from([1, 40, 111]), st.floats(0, 1)), min_size=1, max_size=5))
+@settings(max_examples=10)
+def test_joined_profiles(n, tables):
+    """What adds up equals the profile of the joined gradient, and what does not is at least as much."""
+    stacks = [sparse(RNG, n, (rows, 8), density) for rows, density in tables]
+    found = joined_table([zen.profile(stack).leaves["(array)"] for stack in stacks])
+    expected = zen.profile(np.concatenate(stacks, axis=1)).leaves["(array)"]
+    assert found.shape == expected.shape
+    for width, unit in found.by_width.items():
+        exact = expected.by_width[width]
+        np.testing.assert_allclose(unit.unions, exact.unions, 1e-6)
+        assert unit.units == exact.units
+        for field in ("partial_sums", "contiguous_push", "contiguous_pull"):
+            assert (np.asarray(getattr(unit, field)) >= np.asarray(getattr(exact, field))).all(), field
+
+
+def test_a_profiler_examines_what_makes_up_a_table():
+    profiler = zen.Profiler()
+    transform = zen.synchronize(harness.AXIS, plan=profiler, dense_below=LARGE)
+    harness.spmd(lambda g: transform.update(g, None)[0], "vmap", N)(GRADIENTS)
+    profile = profiler.profile()
+    assert {name for name, leaf in profile.leaves.items() if leaf.by_width} == set(TABLES)
+    for name in TABLES:
+        assert profile.leaves[name].at("row", N) == PROFILE.leaves[name].at("row", N)
+
+
+def test_joined_messages_are_about_as_full_as_those_of_the_joined_gradient():
+    """Some of what a leaf's fullest message has beyond the mean is not in the same message as another leaf's."""
+    stacks = [sparse(RNG, 8, (rows, 16), 0.02) for rows in np.geomspace(500, 20_000, 12).astype(int)]
+    found = joined_table([zen.profile(stack, unit="row").leaves["(array)"] for stack in stacks]).at("row", 8)
+    exact = zen.profile(np.concatenate(stacks, axis=1), unit="row").leaves["(array)"].at("row", 8)
+    for field in ("push", "pull"):
+        assert 0.95 <= getattr(found, field) / getattr(exact, field) <= 1.15

@@ -1,0 +1,64 @@
+"""How the leaves of a gradient tree are sent: each by itself, or several as one."""
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from zen_jax import _axis
+from zen_jax._typing import Unit
+from zen_jax.errors import is_integer
+from zen_jax.planning.buckets import TableKind, buckets, small_tables, table_kind
+from zen_jax.planning.plan import LeafPlan
+from zen_jax.schemes import registry
+from zen_jax.trees import Leaf, values_of
+
+
+class Unplanned(NamedTuple):
+    """How a leaf is sent without a plan: what reducing it needs of a `LeafPlan`."""
+
+    options: dict[str, Any]
+    bucket: int | None = None
+
+
+def unplanned_routes(
+    leaves: Mapping[str, Leaf],
+    small: Collection[str],
+    *,
+    scheme: str,
+    unit: Unit,
+    bucket_bytes: int,
+    dense_below: int,
+) -> dict[str, Unplanned]:
+    """Routes without a plan: large leaves by themselves, small ones in buckets.
+
+    Under "auto", which sends dense what is not sparse, small leaves that make up a table of at least `dense_below`
+    bytes are sent as this table. All others are sent dense.
+    """
+    own, dense = {"scheme": scheme, "unit": unit}, {"scheme": "dense_ordered", "unit": 1}
+    if scheme in registry.DENSE:
+        dense["scheme"] = scheme
+    kinds = {name: (_kind(leaves[name], unit), leaves[name].nbytes) for name in small}
+    tables = small_tables(kinds, dense_below, bucket_bytes) if scheme == "auto" else []
+    fused = {name: (leaves[name].dtype, leaves[name].nbytes) for name in small if name not in set().union(*tables)}
+    found = [(own, table) for table in tables] + [(dense, bucket) for bucket in buckets(fused, bucket_bytes)]
+    alone = {name: Unplanned(own) for name in leaves}
+    return alone | {name: Unplanned(options, i) for i, (options, bucket) in enumerate(found) for name in bucket}
+
+
+def _kind(leaf: Leaf, unit: Unit) -> TableKind | None:
+    divided = not is_integer(unit) or math.prod(leaf.shape[1:]) % unit == 0
+    return table_kind(leaf.shape, leaf.dtype) if divided else None
+
+
+def by_bucket(routes: Mapping[str, LeafPlan | Unplanned], leaves: Mapping[str, Leaf]) -> list[list[str]]:
+    """The leaves that are sent as one, for each bucket in order.
+
+    Shards of a model axis are sent separately: in one array with them, leaves that are equal along that axis would no
+    longer be known to be.
+    """
+    found: dict[tuple[int, tuple[str, ...]], list[str]] = {}
+    for name, leaf in leaves.items():
+        if routes[name].bucket is not None:
+            kind = routes[name].bucket, tuple(sorted(map(str, _axis.varying(values_of(leaf)))))
+            found.setdefault(kind, []).append(name)
+    return [found[number] for number in sorted(found)]
