@@ -34,6 +34,14 @@ def held(counts, capacity):
     return np.nonzero(np.arange(capacity) < np.asarray(counts)[..., None])
 
 
+def listed(x, room):
+    """The non-zero elements of x as a list with `room`, the rest filled with what must not be read."""
+    found = np.flatnonzero(x)
+    indices, values = np.full(room, -7, np.int32), np.full(room, np.nan, x.dtype)
+    indices[: found.size], values[: found.size] = found[:room], x[found[:room]]
+    return indices, values, np.int32(found.size)
+
+
 def _rows(shape):
     """The rows of a gradient: its leading dimension, or 1 for a scalar."""
     return shape[0] if shape else 1

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from cases import assert_same_bits, sparse
+from cases import assert_same_bits, listed, sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,6 +94,94 @@ def test_one_exchange_for_any_number_of_tables():
         return str(jax.make_jaxpr(update, axis_env=[(harness.AXIS, N)])(tables)).count(" all_gather[")
 
     assert collectives(2) == collectives(20)
+
+
+# --- lists of elements ------------------------------------------------------------------------------------------
+
+
+def several_lists(shapes, density, seed):
+    """[(shape, stack)]: gradients of N workers with exact sums, of which some workers list nothing."""
+    rng = np.random.default_rng(seed)
+    return {
+        f"leaf{i}": np.where(rng.random((N, *shape)) < density, rng.integers(1, 99, (N, *shape)), 0).astype(np.float32)
+        for i, shape in enumerate(shapes)
+    }
+
+
+def exchanged(gradients, room, mode="vmap", beyond=False, **options):
+    """Sums of lists with `room` of each gradient, and Info, for every worker."""
+    transform = zen.synchronize(harness.AXIS, op="sum", unit="element", dense_below=0, **options)
+    lists = {}
+    for name, stack in gradients.items():
+        indices, values, counts = map(np.stack, zip(*(listed(x.reshape(-1), room) for x in stack), strict=True))
+        if beyond:  # what is beyond the end is ignored, and must not land in the next leaf
+            indices[np.arange(N), counts], values[np.arange(N), counts] = stack[0].size + 1, 99.0
+            counts += 1
+        lists[name] = indices, values, counts
+
+    def worker(lists):
+        tree = {name: zen.SparseGradient(*of, gradients[name].shape[1:]) for name, of in lists.items()}
+        return transform.update(tree, None)
+
+    return harness.spmd(worker, mode, N)(lists)
+
+
+@given(st.lists(st.sampled_from([(5,), (30, 7), (2, 3, 11)]), min_size=1, max_size=4), st.floats(0, 1), st.booleans())
+@settings(max_examples=8)
+def test_several_lists_are_sent_as_one(shapes, density, beyond):
+    gradients = several_lists(shapes, density, seed=1)
+    sums, state = exchanged(gradients, room=250, beyond=beyond)
+    for name, stack in gradients.items():
+        assert_same_bits(sums[name][N - 1], stack.sum(axis=0))
+    assert set(state.info) == set(gradients)
+
+
+SHAPES = [(30, 7), (0, 3), (400,)]
+LISTED = zen.Plan(N, {f"leaf{i}": zen.LeafPlan(shape, "float32", "zen", bucket=0) for i, shape in enumerate(SHAPES)})
+
+
+@pytest.mark.parametrize("mode", harness.MODES)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"scheme": "agsparse"}, {"scheme": "dense"}, {"scheme": "omnireduce"}, {"bucket_bytes": 99}, {"plan": LISTED}],
+)
+def test_lists_travel_in_any_way(mode, options):
+    gradients = several_lists(SHAPES, 0.1, seed=2)
+    sums, _ = exchanged(gradients, room=120, mode=mode, **options)
+    for name, stack in gradients.items():
+        assert_same_bits(sums[name][0], stack.sum(axis=0))
+
+
+def test_an_altered_list_ruins_no_other():
+    gradients = {name: jnp.ones((2, 3)) for name in "abc"}
+
+    def worker(_):
+        lists = {
+            name: zen.SparseGradient(jnp.arange(6, dtype=jnp.int32), g.reshape(-1), jnp.int32(6), (2, 3))
+            for name, g in gradients.items()
+        }
+        lists["b"] = jax.tree.map(lambda x: x * jnp.ones((), x.dtype) * 2, lists["b"])
+        return zen.synchronize(harness.AXIS, dense_below=0, unit="element").update(lists, None)[0]
+
+    found = jax.jit(jax.vmap(worker, axis_name=harness.AXIS))(jnp.zeros(N))
+    assert np.isnan(found["b"][:, 0, 0]).all()
+    for name in "ac":
+        np.testing.assert_array_equal(found[name], np.ones((N, 2, 3)))
+
+
+def test_one_exchange_for_any_number_of_lists():
+    def collectives(count):
+        size, room = 6000 // count, 600 // count
+        tree = {
+            f"leaf{i}": zen.SparseGradient(
+                jnp.zeros(room, jnp.int32), jnp.zeros(room), jnp.zeros((), jnp.int32), (size,)
+            )
+            for i in range(count)
+        }
+        update = lambda tree: zen.synchronize(harness.AXIS, dense_below=0).update(tree, None)[0]
+        return str(jax.make_jaxpr(update, axis_env=[(harness.AXIS, N)])(tree)).count(" all_gather[")
+
+    assert collectives(1) == collectives(2) == collectives(20)
 
 
 # --- planned ----------------------------------------------------------------------------------------------------

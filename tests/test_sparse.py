@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import FLOATS, assert_same_bits, assert_same_values, held, normal, special
+from cases import FLOATS, assert_same_bits, assert_same_values, held, listed, normal, special
 
 import zen_jax as zen
 
@@ -27,14 +27,6 @@ every_sparsifier = pytest.mark.parametrize("name", SPARSIFIERS)
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
-
-
-def listed(x, room):
-    """The non-zero elements of x as a list with `room`, the rest filled with what must not be read."""
-    found = np.flatnonzero(x)
-    indices, values = np.full(room, -7, np.int32), np.full(room, np.nan, x.dtype)
-    indices[: found.size], values[: found.size] = found[:room], x[found[:room]]
-    return indices, values, np.int32(found.size)
 
 
 @functools.cache

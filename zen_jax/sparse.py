@@ -1,5 +1,6 @@
 """`SparseGradient`: the gradient that a sparsifier produces, given by its non-zero elements."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -7,9 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from zen_jax import kernels
 from zen_jax._typing import Array
+from zen_jax.formats.message import locate_entries
 from zen_jax.mark import MARK, is_cleared, is_intact, new_mark
 
 
@@ -90,6 +93,35 @@ class SparseGradient:
 def is_sparse(leaf: Any) -> bool:
     """Whether a tree node is a `SparseGradient`, for use as `is_leaf` in `jax.tree`."""
     return isinstance(leaf, SparseGradient)
+
+
+def concatenated(gradients: Sequence[SparseGradient]) -> SparseGradient:
+    """Gradients of one dtype, flattened, one after another; altered ones as in `nan_if_altered`.
+
+    >>> first = SparseGradient(jnp.array([1, 0]), jnp.array([2.0, 0.0]), jnp.int32(1), (2, 2))
+    >>> both = concatenated([first, SparseGradient(jnp.array([0, 2]), jnp.array([3.0, 4.0]), jnp.int32(2), (3,))])
+    >>> both.to_dense().tolist()
+    [0.0, 2.0, 0.0, 0.0, 3.0, 0.0, 4.0]
+    """
+    gradients = [nan_if_altered(gradient) for gradient in gradients]
+    rooms = np.asarray([gradient.room for gradient in gradients], np.int32)
+    offsets = np.cumsum([0, *(gradient.size for gradient in gradients)])
+    counts = jnp.stack([_num_listed(gradient) for gradient in gradients])
+    exists, which, place = locate_entries(counts, int(rooms.sum()))
+    entry = jnp.where(exists, jnp.asarray(np.cumsum(rooms) - rooms)[which] + place, 0)
+    indices = [gradient.indices + np.int32(offset) for gradient, offset in zip(gradients, offsets, strict=False)]
+    return SparseGradient(
+        jnp.concatenate(indices)[entry],
+        jnp.concatenate([gradient.values for gradient in gradients])[entry],
+        jnp.sum(counts, dtype=jnp.int32),
+        (int(offsets[-1]),),
+    )
+
+
+def _num_listed(gradient: SparseGradient) -> Array:
+    """How many elements it lists, without those beyond its end, which come last."""
+    used = jnp.arange(gradient.room, dtype=jnp.int32) < gradient.count
+    return jnp.sum(used & (gradient.indices < gradient.size), dtype=jnp.int32)
 
 
 def to_coo(units: Array | SparseGradient, room: int) -> tuple[Array, Array, Array]:

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 from zen_jax import _axis
 from zen_jax._typing import Unit
-from zen_jax.errors import is_integer
+from zen_jax.errors import MAX_UNITS, is_integer
 from zen_jax.planning.buckets import TableKind, buckets, small_tables, table_kind
 from zen_jax.planning.plan import LeafPlan
 from zen_jax.schemes import registry
+from zen_jax.sparse import is_sparse
 from zen_jax.trees import Leaf, values_of
 
 
@@ -29,20 +30,29 @@ def unplanned_routes(
     bucket_bytes: int,
     dense_below: int,
 ) -> dict[str, Unplanned]:
-    """Routes without a plan: large leaves by themselves, small ones in buckets.
+    """Routes without a plan: large arrays by themselves, large lists of elements and small leaves in buckets.
 
     Under "auto", which sends dense what is not sparse, small leaves that make up a table of at least `dense_below`
-    bytes are sent as this table. All others are sent dense.
+    bytes are sent as this table. All other small leaves are sent dense.
     """
     own, dense = {"scheme": scheme, "unit": unit}, {"scheme": "dense_ordered", "unit": 1}
     if scheme in registry.DENSE:
         dense["scheme"] = scheme
+    listed = {name: (leaf.dtype, leaf.nbytes) for name, leaf in leaves.items() if is_sparse(leaf) and name not in small}
+    lists = [
+        bucket for bucket in buckets(listed, min(bucket_bytes, MAX_UNITS)) if len(bucket) > 1 and is_elements(unit)
+    ]
     kinds = {name: (_kind(leaves[name], unit), leaves[name].nbytes) for name in small}
     tables = small_tables(kinds, dense_below, bucket_bytes) if scheme == "auto" else []
     fused = {name: (leaves[name].dtype, leaves[name].nbytes) for name in small if name not in set().union(*tables)}
-    found = [(own, table) for table in tables] + [(dense, bucket) for bucket in buckets(fused, bucket_bytes)]
+    found = [(own, bucket) for bucket in lists + tables] + [(dense, bucket) for bucket in buckets(fused, bucket_bytes)]
     alone = {name: Unplanned(own) for name in leaves}
     return alone | {name: Unplanned(options, i) for i, (options, bucket) in enumerate(found) for name in bucket}
+
+
+def is_elements(unit: Unit) -> bool:
+    """Whether a unit is a single element where gradients list elements."""
+    return unit in ("auto", "element", 1)
 
 
 def _kind(leaf: Leaf, unit: Unit) -> TableKind | None:

@@ -20,7 +20,8 @@ from zen_jax.planning.profiler import Profiler
 from zen_jax.row_sparse import is_row_sparse
 from zen_jax.schemes import registry
 from zen_jax.schemes.row_sparse import reduce_rows
-from zen_jax.transforms.routes import by_bucket, unplanned_routes
+from zen_jax.sparse import concatenated, is_sparse
+from zen_jax.transforms.routes import by_bucket, is_elements, unplanned_routes
 from zen_jax.trees import Leaf, densified, is_sparse_leaf, named_leaves, values_of
 from zen_jax.units import check_unit
 
@@ -52,10 +53,11 @@ def synchronize(
 ) -> optax.GradientTransformationExtraArgs:
     """Reduces every worker's gradients over a named axis: put it first in an `optax.chain`, in place of `pmean`.
 
-    Every leaf of at least `dense_below` bytes gets its own `all_reduce`. Smaller leaves are fused by dtype and sent
-    dense, except that "auto" sends tables (2-D or more) with equally long rows as one table, if that is large enough. A
-    `SparseGradient` comes out as an array. A `RowSparseGradient` is sent as it is, whatever the scheme, unit and plan;
-    afterwards it holds the rows that any worker touched. None leaves and `optax.MaskedNode` are left alone.
+    Every leaf of at least `dense_below` bytes gets its own `all_reduce`, except that several `SparseGradient` get one;
+    they come out as arrays. Smaller leaves are fused by dtype and sent dense, except that "auto" sends tables (2-D or
+    more) with equally long rows as one table, if that is large enough. A `RowSparseGradient` is sent as it is, whatever
+    the scheme, unit and plan; afterwards it holds the rows that any worker touched. None leaves and
+    `optax.MaskedNode` are left alone.
 
     Args:
       axis_name: the workers' axis of shard_map, pmap or vmap(axis_name=...).
@@ -103,12 +105,15 @@ def synchronize(
     axes = _axis.combined_axes(axis_name, intra_axis)
     reduce = partial(all_reduce, axis_name=axis_name, op=op, seed=seed, intra_axis=intra_axis, return_info=True)
 
-    def reduce_as_one(parts: list[Array], unit: Unit, **options: Any) -> tuple[list[Array], Info]:
-        """Arrays of one dtype, reduced as one table; they have rows of one length, or the unit divides them."""
-        columns = unit if errors.is_integer(unit) else math.prod(parts[0].shape[1:])
-        # As rows: XLA joins some lists of vectors a hundred times as slowly on CPUs.
-        flat = jnp.concatenate([part.reshape(1, -1) for part in parts], axis=1)
-        table, info = reduce(flat.reshape(-1, columns), unit=unit, **options)
+    def reduce_as_one(parts: list[Leaf], unit: Unit, **options: Any) -> tuple[list[Array], Info]:
+        """Leaves of one dtype, reduced as one table; they have rows of one length, or the unit divides them."""
+        if all(map(is_sparse, parts)) and is_elements(unit):
+            table, info = reduce(concatenated(parts), unit=unit, **options)
+        else:
+            columns = unit if errors.is_integer(unit) else math.prod(parts[0].shape[1:])
+            # As rows: XLA joins some lists of vectors a hundred times as slowly on CPUs.
+            flat = jnp.concatenate([densified(part).reshape(1, -1) for part in parts], axis=1)
+            table, info = reduce(flat.reshape(-1, columns), unit=unit, **options)
         found = jnp.split(table.reshape(-1), np.cumsum([part.size for part in parts])[:-1])
         return [each.reshape(part.shape) for each, part in zip(found, parts, strict=True)], info
 
@@ -161,10 +166,9 @@ def synchronize(
                 )
             )
             for bucket in by_bucket(routes, arrays):
-                parts = {name: densified(arrays[name]) for name in bucket}
-                together, info = reduce_as_one(list(parts.values()), **routes[bucket[0]].options)
+                together, info = reduce_as_one([arrays[name] for name in bucket], **routes[bucket[0]].options)
                 reduced |= dict(zip(bucket, together, strict=True))
-                infos += _shares(info, {name: part.nbytes for name, part in parts.items()}, names)
+                infos += _shares(info, {name: arrays[name].nbytes for name in bucket}, names)
             for name, leaf in named:
                 if name in reduced:
                     continue
