@@ -27,6 +27,7 @@ import zen_jax as zen
 from benchmarks import group, measure, network_report, workloads
 from benchmarks.emulated_hosts import Host, emulated_hosts, rate_in_bits, set_rate
 from benchmarks.exact import ITEMSIZE, lower_bound
+from benchmarks.network_tables import table_names
 from benchmarks.peers import PEERS, Peer
 from benchmarks.problem import Problem
 from benchmarks.processes import PORT, ProcessesError, run_group, run_main
@@ -78,6 +79,19 @@ def make_problem(
         cases |= {name: cases[HASH_BITMAP] | change for name, change in VARIANTS.items()}
     touched = np.stack([workload.touched(n, PLAN_STEPS + step) for step in range(steps)])
     return Problem(touched, workload.columns, {"cases": cases, "profile": str(folder / "profile.json")})
+
+
+def planned_tables(workload: workloads.Workload, n: int, gbps: float, folder: Path) -> dict[str, Any]:
+    """Notes for a problem whose tables are to be timed as the leaves of a tree, too: their rows, and a plan for it."""
+
+    def indicators(step: int) -> dict[str, np.ndarray]:
+        tables = np.split(workload.touched(n, step), np.cumsum(workload.tables)[:-1], axis=1)
+        wide = [np.repeat(table[:, :, None], workload.columns, axis=2).astype(np.float32) for table in tables]
+        return dict(zip(table_names(workload.tables), wide, strict=True))
+
+    plan = zen.plan(zen.profile(*map(indicators, range(PLAN_STEPS))), zen.Cluster(n, inter_gbps=gbps))
+    plan.save(folder / "plan.json")
+    return {"tables": workload.tables, "plan": str(folder / "plan.json")}
 
 
 def measure_emulated(options: argparse.Namespace, peers: Iterable[str], problem: Path, n: int) -> list[dict[str, Any]]:
@@ -139,6 +153,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rate", nargs="+", default=["200mbit"], help="rates of every link, each way")
     parser.add_argument("--schemes", nargs="+", default=["all"], choices=["all", *zen.schemes.names()])
     parser.add_argument("--ablation", action="store_true", help="also time zen part by part, with element units")
+    parser.add_argument("--by-table", action="store_true", help="also time a workload's tables as the leaves of a tree")
     parser.add_argument("--peers", nargs="*", choices=PEERS, help="default: those that --peer-python has")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter with the peers' packages")
     parser.add_argument(
@@ -177,6 +192,8 @@ def measure_workload(
     gbps = min(map(rate_in_bits, options.rate)) / 1e9
     with tempfile.TemporaryDirectory() as folder:
         problem = make_problem(workload, n, wanted, options.repeats, gbps, Path(folder))
+        if options.by_table:
+            problem.notes.update(planned_tables(workload, n, gbps, Path(folder)))
         path = Path(folder) / "problem.npz"
         problem.save(path)
         given = options.coordinator is not None
@@ -188,6 +205,9 @@ def measure_workload(
 def main() -> None:
     options = parse()
     loaded = [workloads.load(name, options.data) for name in options.workloads]
+    for workload in loaded:
+        if options.by_table and not workload.tables:
+            raise ValueError(f"workload {workload.name!r} is a single table: leave out --by-table.")
     peers = {}
     if options.coordinator is None:
         peers = installed_peers(options.peer_python, PEERS if options.peers is None else options.peers)

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import zen_jax as zen
-from benchmarks import group
+from benchmarks import group, network_tables
 from benchmarks.problem import Problem
 from zen_jax.cli.workers import gather
 from zen_jax.planning.costs import candidates
@@ -79,7 +79,8 @@ def main() -> None:
     jax.distributed.initialize(options.coordinator, problem.touched.shape[1], options.process_id)
     mesh = jax.make_mesh((jax.process_count(),), ("data",), axis_types=(AxisType.Auto,))
     processes = Processes(mesh, problem)
-    cases = [Scheme(name, problem, processes.rank, mesh) for name in problem.notes["cases"]]
+    schemes = [Scheme(name, problem, processes.rank, mesh) for name in problem.notes["cases"]]
+    cases = schemes + network_tables.cases(problem, processes.rank, mesh)
     group.measure(processes, problem, cases, options)
     jax.distributed.shutdown()
 

@@ -24,7 +24,8 @@ TOKEN = re.compile(r"\w+|[^\w\s]")
 class Workload:
     """An embedding of `rows` x `columns`; `batch(n, worker, step)` names the rows (repeats allowed) of one batch.
 
-    With more than `max_workers` a step would read an example twice.
+    With more than `max_workers` a step would read an example twice. The rows may stand for those of several tables, one
+    after another, of as many rows as `tables` says.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Workload:
     columns: int
     max_workers: int
     batch: Callable[[int, int, int], np.ndarray]
+    tables: tuple[int, ...] = ()
 
     def touched(self, n: int, step: int) -> np.ndarray:
         """bool [n, rows]: the rows that each of n workers touches in a step."""
@@ -90,7 +92,8 @@ def tatoeba_fra_eng(folder: Path) -> Workload:
     english, english_rows = _numbered(TOKEN.findall(pair[0]) for pair in pairs)
     french, french_rows = _numbered(TOKEN.findall(pair[1]) for pair in pairs)
     both = [np.concatenate([e, f + english_rows]) for e, f in zip(english, french, strict=True)]
-    return Workload("tatoeba_fra_eng", english_rows + french_rows, 256, len(both) // 64, _shuffled(both, 64))
+    tables = english_rows, french_rows
+    return Workload("tatoeba_fra_eng", sum(tables), 256, len(both) // 64, _shuffled(both, 64), tables)
 
 
 def goemotions(folder: Path) -> Workload:
@@ -105,9 +108,9 @@ def nycflights_ctr(folder: Path) -> Workload:
         offsets = np.cumsum(data["cardinality"]) - data["cardinality"]
         train = data["split"] == 0
         fields = [data[f"f_{name}"][train] + offset for name, offset in zip(data["field_names"], offsets, strict=True)]
-        rows = int(data["cardinality"].sum())
+        tables = tuple(data["cardinality"].tolist())
     examples = np.stack(fields, axis=1)
-    return Workload("nycflights_ctr", rows, 64, len(examples) // 1024, _shuffled(examples, 1024))
+    return Workload("nycflights_ctr", sum(tables), 64, len(examples) // 1024, _shuffled(examples, 1024), tables)
 
 
 DATA_SETS = {read.__name__: read for read in (gutenberg_lm, tatoeba_fra_eng, nycflights_ctr, goemotions)}
