@@ -80,10 +80,8 @@ class Tables:
 
     def dense(self, result: Any) -> np.ndarray:
         tree = jax.tree.map(lambda x: jnp.asarray(np.asarray(x.addressable_data(0))), result[0])
-        leaves = [
-            leaf.to_dense() if self.row_sparse else leaf for leaf in (tree[name] for name in table_names(self.rows))
-        ]
-        return np.concatenate([np.asarray(leaf) for leaf in leaves])
+        leaves = [tree[name] for name in table_names(self.rows)]
+        return np.concatenate([leaf.to_dense() if self.row_sparse else leaf for leaf in leaves])
 
     def info(self, result: Any) -> dict[str, float]:
         return {key: float(value.addressable_data(0)) for key, value in result[1]._asdict().items()}
