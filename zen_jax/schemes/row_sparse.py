@@ -3,6 +3,7 @@
 Rows are hashed to servers as zen hashes its units. Messages are COO both ways, because a bitmap grows with the table.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,54 +21,69 @@ from zen_jax.row_sparse import RowSparseGradient, nan_if_altered
 from zen_jax.schemes.ladder import ladder, rung_for
 from zen_jax.schemes.options import ReduceOptions
 from zen_jax.schemes.servers import COUNT_BYTES, agree_on_push, exchange_info
+from zen_jax.schemes.tables import Tables
 
 Listed = tuple[Array, Array, Array]
 """Keys, units and counts."""
 
 
 def reduce_rows(
-    gradient: RowSparseGradient, axis_name: AxisName, options: ReduceOptions
-) -> tuple[RowSparseGradient, Info]:
-    """All-reduces a row-sparse gradient. Sums run in worker order; nothing is ever dropped.
+    gradients: Sequence[RowSparseGradient], axis_name: AxisName, options: ReduceOptions
+) -> tuple[list[RowSparseGradient], Info]:
+    """All-reduces the row-sparse gradients of several tables in one exchange, each as if it were alone.
 
-    Time, memory and traffic grow with K, the rows that a worker may touch, not with V. A row that any worker touched is
-    in the result even if its sum is zero.
+    Sums run in worker order; nothing is ever dropped. Time, memory and traffic grow with K, the rows that a worker may
+    touch, not with V. A row that any worker touched is in the result even if its sum is zero.
 
     Args:
-      gradient: this worker's gradient, with K entries on every worker.
+      gradients: this worker's gradients, of one group of `tables.together`, each with K entries on every worker.
       axis_name: the workers' axis.
       options: op and seed; formats and capacities are not read.
 
     Returns:
-      The reduced gradient with min(n K, V) entries (none if rows are empty), bitwise equal on all workers, and its
-      `Info`.
+      The reduced gradients, each with min(n K, V) entries (none if rows are empty), bitwise equal on all workers, and
+      the `Info` of the exchange.
     """
-    gradient = nan_if_altered(gradient)
-    if gradient.size == 0:
-        # Nothing would be sent, and the ids by themselves differ between workers.
-        gradient = replace(gradient, ids=gradient.ids[:0], rows=gradient.rows[:0])
+    gradients = [_without_excess(nan_if_altered(gradient)) for gradient in gradients]
     n = _axis.axis_size(axis_name)
-    if n == 1 or gradient.ids.size == 0:
-        room = min(gradient.ids.size, gradient.num_rows)
-        ids, rows = _axis.replicated(gradient.ids[:room], axis_name), lax.psum(gradient.rows[:room], axis_name)
-        return RowSparseGradient(ids, rows, gradient.num_rows), make_info()
-    entries, *row = gradient.rows.shape
-    rows, total_rows = gradient.rows.reshape(entries, -1), gradient.num_rows
-    width, dtype = rows.shape[1], rows.dtype
-    server_rows = -(-total_rows // n)
-    shard_room, result_room = min(n * entries, server_rows), min(n * entries, total_rows)
-    unit_bytes = width * dtype.itemsize
-    push_rungs = _rungs(min(entries, server_rows), n, unit_bytes)
-    pull_rungs = _rungs(shard_room, n, unit_bytes)
+    if n == 1 or not any(gradient.ids.size for gradient in gradients):
+        return [_replicated(gradient, axis_name) for gradient in gradients], make_info()
+    tables = Tables(tuple(g.num_rows for g in gradients), tuple(g.ids.size for g in gradients), n)
+    ids, reduced, info = _exchange(tables, *tables.join(gradients), axis_name, options)
+    parts = zip(gradients, tables.split(ids, reduced), strict=True)
+    return [RowSparseGradient(ids, rows.reshape(-1, *g.shape[1:]), g.num_rows) for g, (ids, rows) in parts], info
 
-    order, first = by_server(gradient.ids, gradient.ids < total_rows, n, options.seed)
+
+def _without_excess(gradient: RowSparseGradient) -> RowSparseGradient:
+    """The gradient without entries that cannot be used; without any if rows are empty, when nothing would be sent."""
+    room = min(gradient.ids.size, gradient.num_rows) if gradient.size else 0
+    return replace(gradient, ids=gradient.ids[:room], rows=gradient.rows[:room])
+
+
+def _replicated(gradient: RowSparseGradient, axis_name: AxisName) -> RowSparseGradient:
+    """The gradient of a worker alone, or one without entries, typed as equal on all workers."""
+    ids, rows = _axis.replicated(gradient.ids, axis_name), lax.psum(gradient.rows, axis_name)
+    return RowSparseGradient(ids, rows, gradient.num_rows)
+
+
+def _exchange(
+    tables: Tables, ids: Array, rows: Array, axis_name: AxisName, options: ReduceOptions
+) -> tuple[Array, Array, Info]:
+    """Push, aggregation and pull of what `tables.join` returns: what `tables.split` takes, and Info."""
+    n, total_rows, result_room = tables.n, sum(tables.num_rows), sum(tables.result_rooms)
+    server_rows, width, dtype = sum(tables.owned), rows.shape[1], rows.dtype
+    unit_bytes = width * dtype.itemsize
+    push_rungs = _rungs(tables.push_room, n, unit_bytes)
+    pull_rungs = _rungs(tables.shard_room, n, unit_bytes)
+
+    order, first = by_server(ids, ids < tables.end, n, options.seed)
     counts = first[1:] - first[:-1]
     fullest, push_stats = agree_on_push(counts, total_rows, axis_name, options)
 
     def push(capacity: int, positions: Array, rows: Array) -> Listed:
         messages = coo.pack(positions[None], rows[None], counts, capacity, beyond=server_rows)
         received = coo.unpack(_axis.all_to_all(messages, axis_name), capacity, width, dtype)
-        return _merge(received, shard_room, unused=server_rows, divisor=options.divisor(n))
+        return _merge(received, tables.shard_room, unused=server_rows, divisor=options.divisor(n))
 
     def pull(capacity: int, shard_counts: Array, positions: Array, sums: Array, count: Array) -> tuple[Array, Array]:
         message = coo.pack(positions[None], sums[None], count[None], capacity)[0]
@@ -75,24 +91,18 @@ def reduce_rows(
         return coo.unpack_joined(messages, shard_counts, result_room, capacity, width, dtype)
 
     push_rung = rung_for(fullest, push_rungs)
-    positions = hashing.position_of(gradient.ids, n)
+    positions = hashing.position_of(ids, n)
     shard = lax.switch(push_rung, [partial(push, c) for c in push_rungs], positions[order], rows[order])
     shard_counts = _axis.all_gather(shard[2], axis_name)
     pull_rung = rung_for(options.pmax_over_machine(jnp.max(shard_counts)), pull_rungs)
     positions, reduced = lax.switch(pull_rung, [partial(pull, c) for c in pull_rungs], shard_counts, *shard)
     exists, server, _ = locate_entries(shard_counts, result_room)
-    ids = jnp.where(exists, hashing.index_of(server, positions, n, options.seed), total_rows)
-    ascending = jnp.argsort(ids)
-    ids = ids[ascending]
-    used = ids < total_rows
-    # Memory beyond what was unpacked stays untouched and unread.
-    reduced = jnp.where(used[:, None], reduced[jnp.where(used, ascending, 0)], jnp.zeros((), dtype))
+    ids = jnp.where(exists, hashing.index_of(server, positions, n, options.seed), tables.end)
 
     pushed = [coo.message_bytes(c, width, dtype) + COUNT_BYTES for c in push_rungs]
     pulled = [coo.message_bytes(c, width, dtype) + WORD_BYTES for c in pull_rungs]
     moved = (pushed, push_rung), (pulled, pull_rung)
-    info = exchange_info((total_rows, width), dtype, shard_counts, *moved, push_stats)
-    return RowSparseGradient(ids, reduced.reshape(-1, *row), total_rows), info
+    return ids, reduced, exchange_info((total_rows, width), dtype, shard_counts, *moved, push_stats)
 
 
 def _rungs(top: int, n: int, unit_bytes: int) -> tuple[int, ...]:

@@ -5,11 +5,13 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from zen_jax import _axis
-from zen_jax._typing import Unit
+from zen_jax._typing import AxisName, Unit
 from zen_jax.errors import MAX_UNITS, is_integer
 from zen_jax.planning.buckets import TableKind, buckets, small_tables, table_kind
 from zen_jax.planning.plan import LeafPlan
+from zen_jax.row_sparse import RowSparseGradient
 from zen_jax.schemes import registry
+from zen_jax.schemes.tables import together
 from zen_jax.sparse import is_sparse
 from zen_jax.trees import Leaf, values_of
 
@@ -72,3 +74,12 @@ def by_bucket(routes: Mapping[str, LeafPlan | Unplanned], leaves: Mapping[str, L
             kind = routes[name].bucket, tuple(sorted(map(str, _axis.varying(values_of(leaf)))))
             found.setdefault(kind, []).append(name)
     return [found[number] for number in sorted(found)]
+
+
+def by_exchange(tables: Mapping[str, RowSparseGradient], axes: AxisName, bucket_bytes: int) -> list[list[str]]:
+    """The row-sparse gradients that are sent as one, for each exchange in order."""
+    if not tables:
+        return []  # several axes have a size only where all devices can be workers
+    names = list(tables)
+    groups = together(list(tables.values()), _axis.axis_size(axes), bucket_bytes)
+    return [[names[i] for i in group] for group in groups]

@@ -21,7 +21,7 @@ from zen_jax.row_sparse import is_row_sparse
 from zen_jax.schemes import registry
 from zen_jax.schemes.row_sparse import reduce_rows
 from zen_jax.sparse import concatenated, is_sparse
-from zen_jax.transforms.routes import by_bucket, is_elements, unplanned_routes
+from zen_jax.transforms.routes import by_bucket, by_exchange, is_elements, unplanned_routes
 from zen_jax.trees import Leaf, densified, is_sparse_leaf, named_leaves, values_of
 from zen_jax.units import check_unit
 
@@ -32,7 +32,7 @@ class SynchronizeState(NamedTuple):
     """State of `synchronize`: what the last step did. `optax.tree.get(state, "info")` finds it in a chain.
 
     `info` maps a leaf's name ("embed/embedding") to its `Info`; leaves under `dense_below`, which are fused unless a
-    plan says otherwise, share the name "(fused)". Leaves that a plan sends as one have the Info of all, with a share of
+    plan says otherwise, share the name "(fused)". Leaves that are sent as one have the Info of all, with a share of
     the bytes. `zen_jax.total(info)` adds them up. To `optax.tree_map_params`, all of `info` is a single leaf.
     """
 
@@ -56,8 +56,8 @@ def synchronize(
     Every leaf of at least `dense_below` bytes gets its own `all_reduce`, except that several `SparseGradient` get one;
     they come out as arrays. Smaller leaves are fused by dtype and sent dense, except that "auto" sends tables (2-D or
     more) with equally long rows as one table, if that is large enough. A `RowSparseGradient` is sent as it is, whatever
-    the scheme, unit and plan; afterwards it holds the rows that any worker touched. None leaves and
-    `optax.MaskedNode` are left alone.
+    the scheme, unit and plan, together with all of its dtype and row shape; afterwards it holds the rows that any
+    worker touched. None leaves and `optax.MaskedNode` are left alone.
 
     Args:
       axis_name: the workers' axis of shard_map, pmap or vmap(axis_name=...).
@@ -67,7 +67,7 @@ def synchronize(
       plan: a `Plan`, which sets scheme, unit, formats, capacities and buckets by leaf in place of `scheme`, `unit`,
         `bucket_bytes` and `dense_below`, and the seed that its capacities were measured with in place of `seed`; or a
         `Profiler`, which watches gradients that are synchronised without a plan. The state fits any plan.
-      bucket_bytes: most bytes of leaves that are sent as one.
+      bucket_bytes: most bytes of leaves that are sent as one; of a `RowSparseGradient`, its rows count.
       dense_below: leaves of fewer bytes than this are fused, and sent with all their zeros unless they make up a table
         of at least as many under "auto".
       seed: seed of the hash, the same on every worker.
@@ -169,14 +169,15 @@ def synchronize(
                 together, info = reduce_as_one([arrays[name] for name in bucket], **routes[bucket[0]].options)
                 reduced |= dict(zip(bucket, together, strict=True))
                 infos += _shares(info, {name: arrays[name].nbytes for name in bucket}, names)
-            for name, leaf in named:
-                if name in reduced:
-                    continue
-                if is_row_sparse(leaf):
-                    reduced[name], info = reduce_rows(leaf, axes, registry.ReduceOptions(op=op, seed=seed))
-                else:
+            for name, leaf in arrays.items():
+                if name not in reduced:
                     reduced[name], info = reduce(leaf, **routes[name].options)
-                infos.append((name, info))
+                    infos.append((name, info))
+            tables = {name: leaf for name, leaf in named if is_row_sparse(leaf)}
+            for group in by_exchange(tables, axes, bucket_bytes):
+                rows, info = reduce_rows([tables[name] for name in group], axes, registry.ReduceOptions(op, seed=seed))
+                reduced |= dict(zip(group, rows, strict=True))
+                infos += _shares(info, {name: tables[name].nbytes for name in group}, names)
             info = _pmax_over_other_axes(_by_name(infos, names), axes)
         treedef = jax.tree.structure(updates, is_leaf=is_sparse_leaf)
         return jax.tree.unflatten(treedef, [reduced[name] for name, _ in named]), SynchronizeState(info)
