@@ -1,6 +1,9 @@
-"""The dtypes that sums run in."""
+"""The dtypes of gradients, and those that sums of them run in."""
 
 import jax.numpy as jnp
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+"""The names of the dtypes that gradients may have."""
 
 
 def accumulator_dtype(dtype: jnp.dtype) -> jnp.dtype:

@@ -1,5 +1,6 @@
 """Argument checks: each raises a ValueError that names the argument, the value and what to do."""
 
+import math
 import sys
 from collections.abc import Collection
 from numbers import Integral, Real
@@ -50,10 +51,19 @@ def check_seed(value: Any) -> None:
         raise ValueError(f"seed={value!r} must be an integer from 0 to 2**32 - 1.{static_hint(value)}")
 
 
-def check_workers(value: Any) -> None:
-    check_at_least("n", value, 1)
+def check_workers(value: Any, name: str = "n") -> None:
+    check_at_least(name, value, 1)
     if value > MAX_WORKERS:
-        raise ValueError(f"n={value} must be at most {MAX_WORKERS}. Reduce over fewer workers at a time.")
+        raise ValueError(f"{name}={value} must be at most {MAX_WORKERS}. Reduce over fewer workers at a time.")
+
+
+def check_array_shape(shape: tuple[Any, ...]) -> None:
+    """Refuses a shape that no array can have."""
+    for size in shape:
+        check_at_least("shape", size, 0)
+    elements = math.prod(shape)
+    if elements >= 2**63:
+        raise ValueError(f"shape={shape} has {elements} elements, but no array has 2**63. Give the leaf's shape.")
 
 
 def check_units(
@@ -125,6 +135,11 @@ def check_shape(name: str, shape: tuple[int, ...], wanted: tuple[int | None, ...
 def check_positive(name: str, value: Any) -> None:
     if not is_number(value) or not 0 < value <= sys.float_info.max:
         raise ValueError(f"{name}={value!r} must be a finite number above 0.{static_hint(value)}")
+
+
+def check_between(name: str, value: Any, least: float, most: float) -> None:
+    if not is_number(value) or not least <= value <= most:
+        raise ValueError(f"{name}={value!r} must be a number from {least:g} to {most:g}.{static_hint(value)}")
 
 
 def check_not_negative(name: str, value: Any) -> None:

@@ -6,6 +6,7 @@ from zen_jax._typing import Unit
 from zen_jax.errors import is_integer
 
 SMALLEST_AUTO_WIDTH = 16
+WIDEST_SUGGESTED = 1 << 16  # finding all divisors of the columns that a damaged plan states could take minutes
 
 
 def unit_width(shape: tuple[int, ...], unit: Unit, n: int) -> int:
@@ -28,9 +29,10 @@ def unit_width(shape: tuple[int, ...], unit: Unit, n: int) -> int:
     columns = math.prod(shape[1:])
     if is_integer(unit):
         if columns % unit:
+            fitting = [m for m in range(1, min(columns, WIDEST_SUGGESTED) + 1) if columns % m == 0]
             raise ValueError(
                 f"unit={unit} must divide the {columns} columns of a gradient of shape {tuple(shape)}. "
-                f"Use one of {_divisors(columns)}, or 'row'."
+                f"Use one of {fitting}, or 'row'."
             )
         return int(unit)
     if unit == "element" or columns == 0:

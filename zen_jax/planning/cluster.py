@@ -6,10 +6,14 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from zen_jax import errors
-from zen_jax.planning.documents import JsonDocument
+from zen_jax.planning.documents import JsonDocument, each_entry
 
 COLLECTIVES = ("all_to_all", "all_gather", "psum", "permute", "send")  # partners permute both ways, and send one way
 KERNELS = ("partition", "aggregate", "encode", "decode", "sum", "copy")
+# Beyond these, as in a file with a slip, seconds would overflow to infinity.
+GBPS = (1e-9, 1e9)
+LATENCY_US = (0.0, 1e12)
+SECONDS_PER_BYTE = (0.0, 1e3)
 _DIRECT = ("permute", "send")
 _POINT_TO_POINT = ("all_to_all", *_DIRECT)
 
@@ -22,8 +26,8 @@ class Link:
     gbps: float
 
     def __post_init__(self) -> None:
-        errors.check_positive("gbps", self.gbps)
-        errors.check_not_negative("latency_us", self.latency_us)
+        errors.check_between("gbps", self.gbps, *GBPS)
+        errors.check_between("latency_us", self.latency_us, *LATENCY_US)
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,8 @@ class KernelCost:
     nonzero: float
 
     def __post_init__(self) -> None:
-        errors.check_not_negative("dense", self.dense)
-        errors.check_not_negative("nonzero", self.nonzero)
+        errors.check_between("dense", self.dense, *SECONDS_PER_BYTE)
+        errors.check_between("nonzero", self.nonzero, *SECONDS_PER_BYTE)
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ class Cluster(JsonDocument):
       intra_latency_us: time of one step of a collective inside a machine, in microseconds; None for `latency_us`.
 
     Raises:
-      ValueError: for counts below 1, bandwidths that are not positive, a negative latency, or collectives or kernels
-        that are unknown or not measured.
+      ValueError: for counts, bandwidths or latencies that no cluster has, or collectives or kernels that are unknown or
+        not measured.
 
     >>> cluster = Cluster(hosts=4, inter_gbps=8, latency_us=100)
     >>> cluster.workers, round(cluster.seconds("psum", 1e6, n=4), 6)
@@ -73,14 +77,14 @@ class Cluster(JsonDocument):
     intra_latency_us: float | None = None
 
     def __post_init__(self) -> None:
-        errors.check_at_least("hosts", self.hosts, 1)
-        errors.check_at_least("devices_per_host", self.devices_per_host, 1)
-        errors.check_positive("inter_gbps", self.inter_gbps)
+        errors.check_workers(self.hosts, "hosts")
+        errors.check_workers(self.devices_per_host, "devices_per_host")
+        errors.check_between("inter_gbps", self.inter_gbps, *GBPS)
         if self.intra_gbps is not None:
-            errors.check_positive("intra_gbps", self.intra_gbps)
-        errors.check_not_negative("latency_us", self.latency_us)
+            errors.check_between("intra_gbps", self.intra_gbps, *GBPS)
+        errors.check_between("latency_us", self.latency_us, *LATENCY_US)
         if self.intra_latency_us is not None:
-            errors.check_not_negative("intra_latency_us", self.intra_latency_us)
+            errors.check_between("intra_latency_us", self.intra_latency_us, *LATENCY_US)
         for argument, measured, kind, names in (
             ("collectives", self.collectives, Link, COLLECTIVES),
             ("kernels", self.kernels, KernelCost, KERNELS),
@@ -92,8 +96,8 @@ class Cluster(JsonDocument):
 
     @classmethod
     def _from_json(cls, document: Mapping[str, Any]) -> Self:
-        links = {name: Link(**link) for name, link in document["collectives"].items()}
-        kernels = {name: KernelCost(**cost) for name, cost in document["kernels"].items()}
+        links = each_entry("collectives", document["collectives"], lambda link: Link(**link))
+        kernels = each_entry("kernels", document["kernels"], lambda cost: KernelCost(**cost))
         document = {"intra_latency_us": None, **document}  # which older documents lack
         known = {field.name: document[field.name] for field in fields(cls)}
         return cls(**known | {"collectives": links, "kernels": kernels})

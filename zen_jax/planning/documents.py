@@ -1,14 +1,17 @@
 """Profiles, plans and clusters as self-describing JSON files."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
 VERSION = 1
+Entry = TypeVar("Entry")
+
+_INVALID = (KeyError, TypeError, AttributeError, ValueError)  # what reading a document raises that is not valid
 
 
 class JsonDocument:
@@ -21,7 +24,7 @@ class JsonDocument:
 
     @classmethod
     def _from_json(cls, document: Mapping[str, Any]) -> Self:
-        """What a document describes; a KeyError, TypeError, AttributeError or ValueError if it is not valid."""
+        """What a document describes; any of `_INVALID` if it is not valid."""
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
@@ -44,15 +47,49 @@ class JsonDocument:
         kind, again = cls.kind, f"Save the {cls.kind} again."
         try:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a zen_jax {kind}: {error}. {again}") from error
         found = document.get("zen_jax") if isinstance(document, dict) else None
         if found != kind:
-            raise ValueError(f"{path} is not a zen_jax {kind}" + (f" but a {found}" if found else "") + f". {again}")
+            but = f" but a {found}" if isinstance(found, str) else ""
+            raise ValueError(f"{path} is not a zen_jax {kind}{but}. {again}")
         version = document.get("version")
         if version != VERSION:
             raise ValueError(f"{path} has version {version!r}, but this zen_jax reads version {VERSION}. {again}")
         try:
             return cls._from_json(document)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"{path} holds no usable {kind}: {type(error).__name__}: {error}. {again}") from error
+        except _INVALID as error:
+            raise ValueError(f"{path} holds no usable {kind}: {_reason(error)}. {again}") from error
+
+
+def each_entry(name: str, entries: Any, read: Callable[[Any], Entry]) -> dict[str, Entry]:
+    """What `read` makes of every entry of a JSON object called `name`.
+
+    Raises:
+      ValueError: if it is no object, or one that names the entry that is not valid.
+    """
+    found = {}
+    for key, entry in as_object(name, entries).items():
+        try:
+            found[key] = read(entry)
+        except _INVALID as error:
+            raise ValueError(f"{name}[{key!r}]: {_reason(error)}") from error
+    return found
+
+
+def as_object(name: str, value: Any) -> dict[str, Any]:
+    """A JSON object called `name`; a ValueError if it is none."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{name}={value!r} must be a JSON object")
+    return value
+
+
+def as_tuple(name: str, values: Any) -> tuple[Any, ...]:
+    """A JSON list called `name`; a ValueError if it is none."""
+    if not isinstance(values, list):
+        raise ValueError(f"{name}={values!r} must be a JSON list")
+    return tuple(values)
+
+
+def _reason(error: Exception) -> str:
+    return f"it lacks {error}" if isinstance(error, KeyError) else str(error).removesuffix(".")

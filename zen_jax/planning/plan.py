@@ -12,7 +12,7 @@ from zen_jax._typing import Array
 from zen_jax.planning.buckets import BUCKET_BYTES
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.costs import Route
-from zen_jax.planning.documents import JsonDocument
+from zen_jax.planning.documents import JsonDocument, each_entry
 from zen_jax.planning.messages import messages
 from zen_jax.planning.sparsity import SparsityProfile
 from zen_jax.planning.table import table
@@ -61,8 +61,7 @@ class LeafPlan(Route):
         errors.check_choice("push_format", self.push_format, PUSH_FORMATS)
         errors.check_choice("pull_format", self.pull_format, PULL_FORMATS)
         errors.check_at_least("unit", self.unit, 1)
-        for size in self.shape:
-            errors.check_at_least("shape", size, 0)
+        errors.check_array_shape(self.shape)
         unit_width(self.shape, self.unit, n=1)  # refuses one that does not divide the columns
         if self.capacity == ():
             raise ValueError("capacity=() has no entries. Give one for each exchange, or None.")
@@ -127,9 +126,8 @@ class Plan(JsonDocument):
 
     @classmethod
     def _from_json(cls, document: Mapping[str, Any]) -> Self:
-        return cls(
-            document["n"], {name: LeafPlan(**leaf) for name, leaf in document["leaves"].items()}, document["seed"]
-        )
+        leaves = each_entry("leaves", document["leaves"], lambda leaf: LeafPlan(**leaf))
+        return cls(document["n"], leaves, document["seed"])
 
     def __str__(self) -> str:
         rows = [("leaf", "shape", "dtype", "scheme", "unit", "formats", "capacity", "bucket")]

@@ -155,7 +155,7 @@ def _extrapolate_unit(unit: UnitProfile, n: int) -> UnitProfile:
         unit,
         unions=tuple(map(float, unions)),
         partition_skewness={**unit.partition_skewness, n: skew},
-        partial_sums=tuple(min(unit.units, math.ceil(uneven * unions[k - 1])) for k in sizes),
+        partial_sums=tuple(math.ceil(min(unit.units, uneven * unions[k - 1])) for k in sizes),
         push=min(size, fullest_bin(fullest_worker / n)),
         pull=min(size, fullest_bin(unions[-1] / n)),
         contiguous_push=min(size, math.ceil(fullest_worker * skew / n)),

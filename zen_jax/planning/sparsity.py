@@ -3,19 +3,31 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from reprlib import repr as shortened
 from typing import Any, Self
 
 import numpy as np
 
+from zen_jax._dtypes import FLOATS
 from zen_jax._typing import Unit
-from zen_jax.errors import check_at_least, check_float, check_not_negative, check_positive, check_seed, check_workers
+from zen_jax.errors import (
+    check_array_shape,
+    check_at_least,
+    check_between,
+    check_choice,
+    check_not_negative,
+    check_seed,
+    check_workers,
+)
 from zen_jax.planning.buckets import DENSE_BELOW
-from zen_jax.planning.documents import JsonDocument
+from zen_jax.planning.documents import JsonDocument, as_object, as_tuple, each_entry
 from zen_jax.planning.table import table
 from zen_jax.units import unit_width
 
 FULLEST = ("push", "pull", "contiguous_push", "contiguous_pull")
 """The fields of a `UnitProfile` that are maxima."""
+
+ROUNDING = 1e-6  # relative, of means
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,7 @@ class UnitProfile:
 
     def __post_init__(self) -> None:
         n = len(self.unions)
-        check_workers(n)
+        check_workers(n, "the length of unions")
         for name in ("width", "units"):
             check_at_least(name, getattr(self, name), 1)
         for name in FULLEST:
@@ -52,21 +64,26 @@ class UnitProfile:
         for count in self.partial_sums:
             check_at_least("partial_sums", count, 0)
         for parts, ratio in self.partition_skewness.items():
-            check_at_least("partitions", parts, 1)
-            check_positive("partition_skewness", ratio)
+            check_workers(parts, "partitions")
+            check_between(f"partition_skewness[{parts}]", ratio, 1, parts)
+        unions = shortened(self.unions)
         if list(self.unions) != sorted(self.unions) or self.unions[-1] > self.units:
-            raise ValueError(f"unions={self.unions} must not decrease, nor exceed {self.units} units. Profile again.")
-        if self.unions[0] == 0 < self.unions[-1]:
-            raise ValueError(f"unions={self.unions} begins with 0, but a sum is zero if all are. Profile again.")
-        for name in (*FULLEST, "partial_sums"):
-            if np.max(getattr(self, name), initial=0) > self.units:
-                raise ValueError(f"{name}={getattr(self, name)} exceeds the {self.units} units. Profile again.")
-        if n not in self.partition_skewness:
+            raise ValueError(f"unions={unions} must not decrease, nor exceed {self.units} units. Profile again.")
+        if any(union > k * self.unions[0] * (1 + ROUNDING) for k, union in enumerate(self.unions, 1)):
             raise ValueError(
-                f"partition_skewness={self.partition_skewness} has no entry for {n} partitions. Profile again."
+                f"unions={unions} grow faster than the number of workers, which no sum does. Profile again."
             )
+        most = {name: getattr(self, name) for name in FULLEST}
+        for name, count in (most | {"partial_sums": max(self.partial_sums, default=0)}).items():
+            if count > self.units:
+                raise ValueError(f"{name}={count} exceeds the {self.units} units. Profile again.")
+        if n not in self.partition_skewness:
+            known = ", ".join(map(str, sorted(self.partition_skewness))) or "none"
+            raise ValueError(f"partition_skewness has no entry for {n} partitions, only for: {known}. Profile again.")
         if len(self.partial_sums) <= (n - 1).bit_length():
-            raise ValueError(f"partial_sums={self.partial_sums} lacks some of those of {n} workers. Profile again.")
+            raise ValueError(
+                f"partial_sums={shortened(self.partial_sums)} lacks some of those of {n} workers. Profile again."
+            )
 
     @property
     def nonzero(self) -> float:
@@ -92,7 +109,7 @@ class LeafProfile:
     """One leaf: its shape, and what was measured, by unit width; nothing for a leaf too small to be worth it.
 
     Raises:
-      ValueError: for an invalid shape, or units that do not make it up.
+      ValueError: for an invalid shape, a dtype that is not the name of a float, or units that do not make it up.
     """
 
     shape: tuple[int, ...]
@@ -100,10 +117,8 @@ class LeafProfile:
     by_width: Mapping[int, UnitProfile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for size in self.shape:
-            check_at_least("shape", size, 0)
-        if self.elements >= 2**63:
-            raise ValueError(f"shape={self.shape} has {self.elements} elements, but no array has 2**63. Profile again.")
+        check_array_shape(self.shape)
+        check_choice("dtype", self.dtype, FLOATS)
         for width, unit in self.by_width.items():
             if unit.width != width or unit.units != -(-self.elements // unit.width):
                 raise ValueError(
@@ -133,7 +148,7 @@ class SparsityProfile(JsonDocument):
     """Profiles of a tree's leaves by name, for n workers over some steps. `str(profile)` is a table.
 
     Raises:
-      ValueError: for counts out of range, a dtype that is not a float, or leaves profiled for other numbers of workers.
+      ValueError: for counts out of range, or leaves profiled for other numbers of workers.
     """
 
     kind = "profile"
@@ -150,17 +165,13 @@ class SparsityProfile(JsonDocument):
         check_at_least("steps", self.steps, 1)
         check_at_least("dense_below", self.dense_below, 0)
         for name, leaf in self.leaves.items():
-            check_float(name, np.dtype(str(leaf.dtype)))  # NumPy turns None into float64
             measured = {len(unit.unions) for unit in leaf.by_width.values()}
             if measured - {self.n}:
                 raise ValueError(f"{name} was profiled with {max(measured)} workers, but n={self.n}. Profile again.")
 
     @classmethod
     def _from_json(cls, document: Mapping[str, Any]) -> Self:
-        leaves = {}
-        for name, leaf in document["leaves"].items():
-            by_width = {int(width): _unit_from_json(unit) for width, unit in leaf["by_width"].items()}
-            leaves[name] = LeafProfile(tuple(leaf["shape"]), leaf["dtype"], by_width)
+        leaves = each_entry("leaves", document["leaves"], _leaf_from_json)
         return cls(document["n"], leaves, document["seed"], document["steps"], document["dense_below"])
 
     def __str__(self) -> str:
@@ -176,7 +187,14 @@ class SparsityProfile(JsonDocument):
         return f"profile of {self.n} workers, {self.steps} step(s){note}\n{table(rows)}"
 
 
+def _leaf_from_json(leaf: Mapping[str, Any]) -> LeafProfile:
+    units = each_entry("by_width", leaf["by_width"], _unit_from_json)
+    by_width = {int(width): unit for width, unit in units.items()}
+    return LeafProfile(as_tuple("shape", leaf["shape"]), leaf["dtype"], by_width)
+
+
 def _unit_from_json(unit: Mapping[str, Any]) -> UnitProfile:
-    skewness = {int(parts): ratio for parts, ratio in unit["partition_skewness"].items()}
-    lists = {name: tuple(unit[name]) for name in ("unions", "partial_sums")}
+    skewness = as_object("partition_skewness", unit["partition_skewness"])
+    skewness = {int(parts): ratio for parts, ratio in skewness.items()}
+    lists = {name: as_tuple(name, unit[name]) for name in ("unions", "partial_sums")}
     return UnitProfile(**{**unit, **lists, "partition_skewness": skewness})
