@@ -80,6 +80,16 @@ def test_autotune_refuses():
         zen.autotune(lambda plan: None, cluster=SLOW, steps=0)
     with pytest.raises(ValueError, match="inside jit or scan"):
         jax.jit(zen.autotune(lambda plan: lambda x: x, cluster=SLOW))(1)
+    closes_over_all = zen.autotune(lambda plan: lambda: jnp.ones(1), cluster=SLOW)
+    for inside in (
+        jax.jit(closes_over_all),
+        lambda: jax.eval_shape(closes_over_all),
+        lambda: jax.lax.scan(lambda carry, _: (carry, closes_over_all()), 0, None, length=2),
+    ):
+        with pytest.raises(ValueError, match="inside jit or scan"):
+            inside()
+    with jax.transfer_guard("disallow"):
+        assert zen.autotune(lambda plan: lambda: 1, cluster=SLOW)() == 1
     ignores = zen.autotune(lambda plan: lambda x: x, cluster=SLOW, steps=1)
     assert ignores(1) == 1
     for _ in range(2):
@@ -144,6 +154,51 @@ def test_autotune_counts_the_steps_that_were_seen(monkeypatch):
     for number in range(6, 9):
         run(number)
     assert step.profile.steps == 2 and set(step.plan.leaves) == {"(array)"}
+
+
+def test_autotune_waits_no_longer_for_leaves_that_are_frozen():
+    """Synchronised once, and in no later call: the plan has what was seen, and serves calls with and without them."""
+    gradients = {"table": sparse(RNG, N, (1024, 256), 0.02), "head": sparse(RNG, N, (512, 512), 0.02)}
+    table = {"table": gradients["table"]}
+
+    def make_step(plan):
+        transform = zen.synchronize(harness.AXIS, plan=plan)
+        return harness.spmd(lambda g: transform.update(g, None)[0], "vmap", N)
+
+    step = zen.autotune(make_step, cluster=SLOW, steps=2)
+    calls = [gradients, *[table] * (autotune.PATIENCE * 2 - 1)]
+    for given in calls:
+        step(given)
+        assert step.plan is None
+    for given in (table, gradients):
+        for name, reduced in step(given).items():
+            assert_same_bits(reduced[0], oracle.ordered_sum(given[name], N), name)
+    assert step.profile.steps == 1
+    assert all(leaf.scheme not in ("dense", "dense_ordered") for leaf in step.plan.leaves.values())
+
+
+def test_autotune_waits_no_longer_for_leaves_that_no_call_synchronises():
+    """They go dense, if ever."""
+    often, rare = sparse(RNG, N, (64, 8), 0.1), sparse(RNG, N, (64, 4), 0.1)
+
+    def make_step(plan):
+        transform = zen.synchronize(harness.AXIS, plan=plan, dense_below=0)
+        synchronized = lambda g: transform.update(g, None)[0]
+
+        def worker(often, rare, number):
+            return synchronized({"often": often}), jax.lax.cond(number < 0, synchronized, lambda g: g, {"rare": rare})
+
+        return jax.jit(jax.vmap(worker, (0, 0, None), axis_name=harness.AXIS))
+
+    step = zen.autotune(make_step, cluster=SLOW, steps=1)
+    for number in range(autotune.PATIENCE):
+        step(often, rare, number)
+        assert step.plan is None
+    for number in (0, -1):
+        reduced = step(often, rare, number)[1]["rare"]
+        for worker in range(N):
+            assert_same_bits(reduced[worker], rare[worker] if number == 0 else oracle.ordered_sum(rare, N))
+    assert step.plan.leaves["rare"].scheme == "dense_ordered"
 
 
 def test_autotune_among_processes_that_disagree(monkeypatch):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from zen_jax import errors
 from zen_jax.agreement import check_agreement
@@ -13,6 +14,8 @@ from zen_jax.planning.profiler import Profiler
 from zen_jax.planning.sparsity import SparsityProfile
 
 Step = Callable[..., Any]
+
+PATIENCE = 8  # how many times `steps` other leaves are synchronised before rare ones are waited for no longer
 
 
 class Autotuned:
@@ -32,7 +35,7 @@ class Autotuned:
         self._step = self._make_step(self._profiler)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+        if _is_traced(args, kwargs):
             raise ValueError(
                 "the step from zen_jax.autotune was called inside jit or scan, where it would profile forever. Call it "
                 "outside, and compile in make_step."
@@ -41,7 +44,7 @@ class Autotuned:
         if self._calls == 0:
             check_agreement(cluster=self._cluster, steps=self._steps, schemes=self._schemes)
         elif self.plan is None and self._calls >= self._steps and self._has_seen_enough():
-            profile = self._profiler.profile()
+            profile = self._profiler.profile(partial=True)
             planned = plan(profile, self._cluster, schemes=self._schemes)
             self._step, self.profile, self.plan = self._make_step(planned), profile, planned
         try:
@@ -54,9 +57,17 @@ class Autotuned:
         return results
 
     def _has_seen_enough(self) -> bool:
-        """Whether to ask for a profile, also of a step that ignores its plan and will never have one."""
-        seen = self._profiler.steps
-        return seen is None or seen >= self._steps
+        """Whether to ask for a profile, also of a step that ignores its plan and will never have one.
+
+        It depends only on what is equal on all processes, because all must plan in the same call.
+        """
+        rarest, most_often = self._profiler.steps, self._profiler.most_steps
+        return rarest is None or rarest >= self._steps or most_often >= PATIENCE * self._steps
+
+
+def _is_traced(*arguments: Any) -> bool:
+    """Whether a call is part of a larger trace: of its arguments or, under jit and scan, even of new arrays."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in (jnp.arange(1), *jax.tree.leaves(arguments)))
 
 
 def autotune(
@@ -77,7 +88,9 @@ def autotune(
         `zen_jax.value_and_grad` and does nothing else with it. Called twice, and again if
         the first call fails.
       cluster: the links, entered by hand or from `zen_jax.calibrate`.
-      steps: calls to profile, not counting any that synchronise nothing (under `jax.lax.cond`).
+      steps: calls to profile, not counting any that synchronise nothing (under `jax.lax.cond`). Leaves that fewer calls
+        synchronise are waited for until others have been synchronised 8 times as often as that. A leaf that is frozen
+        then is planned as it was seen; one that was never seen goes dense.
       schemes: as in `zen_jax.plan`.
 
     Returns:

@@ -129,24 +129,37 @@ class Profiler:
         """How many steps have run that synchronised every leaf; None before any was traced with the profiler."""
         return min(map(len, self._seen().values()), default=None)
 
+    @property
+    def most_steps(self) -> int:
+        """How many steps have run that synchronised whichever leaf was synchronised most often."""
+        return max(map(len, self._seen().values()), default=0)
+
     def _seen(self) -> dict[str, list[Report]]:
         """One report per step: reports are the same on every device, and a host may see those of several devices."""
         jax.effects_barrier()
         return {name: devices[min(devices)] if devices else [] for name, devices in self._reports.items()}
 
-    def profile(self) -> SparsityProfile:
-        """The profile of all steps that have run; a ValueError if none has, or if some leaf was never synchronised."""
+    def profile(self, *, partial: bool = False) -> SparsityProfile:
+        """The profile of all steps that have run.
+
+        Args:
+          partial: whether leaves that were never synchronised are profiled as not measured, and so planned dense.
+
+        Raises:
+          ValueError: if no step has run or, unless `partial`, some leaf was never synchronised.
+        """
         seen = self._seen()
         missing = [name for name, reports in seen.items() if not reports]
         if len(missing) == len(seen):
             raise ValueError("the profiler has seen no step. Pass it to zen_jax.synchronize or value_and_grad as plan.")
-        if missing:
+        if missing and not partial:
             raise ValueError(f"the profiler has seen no step that synchronises {', '.join(missing)}. Run one first.")
         leaves = {}
         for name, (shape, dtype) in self._leaves.items():
             counted = [report for report in seen[name] if report]
             leaves[name] = leaf_profile(shape, dtype, counted) if counted else LeafProfile(shape, dtype)
-        return SparsityProfile(leaves=leaves, steps=min(map(len, seen.values())), **self._options)
+        steps = min(len(reports) for reports in seen.values() if reports)
+        return SparsityProfile(leaves=leaves, steps=steps, **self._options)
 
 
 def _examined(named: list[tuple[str, Array]], dense_below: int) -> set[str]:
