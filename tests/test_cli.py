@@ -1,9 +1,12 @@
 """`zen-jax`: what it prints equals the Python API, bad input gets one line and exit code 2, examples run as shown."""
 
+import errno
+import io
 import json
 import os
 import re
 import shlex
+import signal
 import sys
 import tomllib
 import zipfile
@@ -16,7 +19,7 @@ import pytest
 
 import zen_jax as zen
 from zen_jax.cli import gradients, output
-from zen_jax.cli.main import BAD_INPUT, COMMANDS, DONE, FAILED, main, parser
+from zen_jax.cli.main import BAD_INPUT, COMMANDS, DONE, FAILED, main, parser, script
 
 ROOT = Path(__file__).parents[1]
 N = 4
@@ -40,6 +43,10 @@ def folder(tmp_path_factory):
     np.savez(folder / "pickled.npz", a=np.array([{}, 1], dtype=object))
     np.savez(folder / "void.npz", a=np.ones((2, 3), jax.numpy.bfloat16))
     np.savez(folder / "integers.npz", a=np.ones((2, 3), np.int32))
+    np.savez(folder / "words.npz", a=np.array([["a"], ["b"]]))
+    np.savez(folder / "nameless.npz", **{"": np.ones((2, 3), np.float32)})
+    with zipfile.ZipFile(folder / "note.npz", "w") as note:
+        note.writestr("note.txt", "gradients of step 1")
     np.savez(folder / "uneven.npz", a=np.ones((2, 3)), b=np.ones((3, 3)))
     np.savez(folder / "scalar.npz", a=np.ones(()))
     np.savez(folder / "nobody.npz", a=np.ones((0, 3)))
@@ -52,6 +59,7 @@ def folder(tmp_path_factory):
     saved = (folder / "profile.json").read_text()
     (folder / "newer.json").write_text(saved.replace('"version": 1', '"version": 99'))
     (folder / "cut.json").write_text(saved[:200])
+    (folder / "deep.json").write_text("[" * 100_000)
     (folder / "unmeasured.json").write_text(saved.replace('"push"', '"pushed"'))
     (folder / "negative.json").write_text(re.sub('"push": [0-9]+', '"push": -1', saved))
     zen.profile({"nothing": np.zeros((N, 0, 3), np.float32)}).save(folder / "nothing.json")
@@ -281,6 +289,9 @@ PLACE = "bench --coordinator host:7700 --num-processes 4 --process-id"
         ("profile pickled.npz", ("pickled.npz", "pickle", "numpy.savez")),
         ("profile void.npz", ("void.npz: a", "float32")),
         ("profile integers.npz", ("a has dtype int32", "float32")),
+        ("profile words.npz", ("a has dtype <U1", "float32")),
+        ("profile note.npz", ("note.npz: 'note.txt' is not an array", "numpy.savez")),
+        ("bench nameless.npz", ("nameless.npz: '' is not an array with a name", "numpy.savez")),
         ("profile uneven.npz", ("uneven.npz", "a (2, 3)", "b (3, 3)")),
         ("profile scalar.npz", ("scalar.npz", "a ()", "[n, ...]")),
         ("profile nobody.npz", ("nobody.npz", "a (0, 3)", "[n, ...]")),
@@ -292,6 +303,7 @@ PLACE = "bench --coordinator host:7700 --num-processes 4 --process-id"
         ("profile good.npz --plot figure.gif", ("figure.gif", ".png")),
         ("plan missing.json", ("missing.json", "No such file", "Check")),
         ("plan good.npz", ("good.npz holds gradients", "zen-jax profile good.npz")),
+        ("plan deep.json", ("deep.json is not a zen_jax profile", "again")),
         ("plan cut.json", ("cut.json is not a zen_jax profile", "again")),
         ("plan plan.json", ("plan.json is not a zen_jax profile but a plan", "again")),
         ("plan newer.json", ("version 99", "again")),
@@ -307,8 +319,10 @@ PLACE = "bench --coordinator host:7700 --num-processes 4 --process-id"
         ("bench good.npz --json out.json --save-cluster out.json", ("out.json is already an output", "another file")),
         ("plan profile.json --hosts 3", ("4 workers", "3 hosts")),
         ("plan profile.json --hosts 0", ("--hosts", "'0'", "at least 1")),
-        ("plan profile.json --gbps fast", ("--gbps", "'fast'", "above 0")),
-        ("plan profile.json --latency-us -1", ("--latency-us", "'-1'", "at least 0")),
+        ("plan profile.json --gbps fast", ("--gbps", "'fast'", "from 1e-09 to 1e+09")),
+        ("plan profile.json --gbps inf", ("--gbps", "'inf'", "from 1e-09 to 1e+09")),
+        ("plan profile.json --latency-us -1", ("--latency-us", "'-1'", "from 0 to 1e+12")),
+        ("bench --gbps 1 --latency-us 1e308", ("--latency-us", "'1e308'", "from 0 to 1e+12")),
         ("plan profile.json --schemes zeno", ("--schemes", "'zeno'", "zen")),
         ("plan profile.json --schemes zen", ("no dense scheme", "Add")),
         ("estimate profile.json --intra-gbps 0", ("--intra-gbps", "'0'")),
@@ -319,6 +333,7 @@ PLACE = "bench --coordinator host:7700 --num-processes 4 --process-id"
         ("bench three.npz --workers 2", ("3 workers", "there are 2")),
         ("bench one.npz", ("only one worker", "at least two")),
         ("bench --workers 4096", ("4096 workers", "cpu has 8", "JAX_PLATFORMS=cpu")),
+        ("bench --workers 2 --rows 1 --columns 1", ("--rows 1 and --columns 1", "workers, 2", "larger")),
         ("bench --density 2", ("--density", "'2'", "up to 1")),
         ("bench --gbps 1", ("--latency-us", "go together")),
         ("bench --process-id 0", ("--coordinator", "go together")),
@@ -360,3 +375,32 @@ def test_failure_is_no_bad_input(zen_jax, monkeypatch):
 
     monkeypatch.setattr(zen, "estimate", fail)
     assert zen_jax("estimate", "profile.json") == (FAILED, "", "zen-jax estimate: the network is down\n")
+
+
+def test_a_full_disk_is_no_bad_input(zen_jax, monkeypatch):
+    def fill(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(output, "show", fill)
+    assert zen_jax("estimate", "profile.json")[0] == FAILED
+
+
+def test_a_platform_that_jax_lacks(zen_jax, monkeypatch):
+    def devices():
+        raise AssertionError
+
+    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setattr(type(jax.config), "jax_platforms", "cuda")
+    code, printed, said = zen_jax("info")
+    assert (code, printed) == (FAILED, "")
+    assert "no devices of JAX_PLATFORMS=cuda" in said
+
+
+def test_names_that_the_terminal_cannot_show(folder, monkeypatch):
+    zen.profile({"größe": gradient()["embedding"]}).save(folder / "german.json")
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    monkeypatch.setattr(sys, "argv", ["zen-jax", "plan", str(folder / "german.json")])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert script() == DONE
+    assert rb"gr\xf6\xdfe" in written.getvalue()

@@ -20,6 +20,7 @@ import zen_jax as zen
 from zen_jax.cli import bench_report, gradients, launch, output, workers
 from zen_jax.cli import options as shared
 from zen_jax.cli.timing import time_cases
+from zen_jax.planning.cluster import GBPS, LATENCY_US
 from zen_jax.planning.estimate import Estimate
 
 EXAMPLES = """  zen-jax bench --workers 4
@@ -74,10 +75,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     shared.add_schemes(parser, zen.schemes.names(), f"schemes to time besides {BASELINE}")
     parser.add_argument("--repeats", type=number, default=5, metavar="N", help="timed calls (default: %(default)s)")
     parser.add_argument(
-        "--gbps", type=shared.positive, help="bandwidth to estimate with, in Gbit/s (default: measured)"
+        "--gbps", type=shared.between(*GBPS), help="bandwidth to estimate with, in Gbit/s (default: measured)"
     )
     parser.add_argument(
-        "--latency-us", type=shared.not_negative, metavar="US", help="latency to estimate with (default: measured)"
+        "--latency-us",
+        type=shared.between(*LATENCY_US),
+        metavar="US",
+        help="latency to estimate with (default: measured)",
     )
     parser.add_argument(
         "--save-cluster", type=output.writable, metavar="FILE", help="write the links and kernels, for plan --cluster"
@@ -109,6 +113,11 @@ def run(options: argparse.Namespace) -> output.Result | None:
     if mesh.size < 2:
         raise ValueError("there is only one worker, so nothing to synchronise. Use at least two.")
     if not steps:
+        if options.rows * options.columns < mesh.size:
+            raise ValueError(
+                f"--rows {options.rows} and --columns {options.columns} make gradients of fewer elements than workers, "
+                f"{mesh.size}. Use larger ones."
+            )
         steps = [gradients.synthetic(mesh.size, options.rows, options.columns, options.density)]
     if gradients.workers(steps[0]) != mesh.size:
         held = gradients.workers(steps[0])

@@ -39,7 +39,9 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     if not leaves:
         raise ValueError(f"{path} holds no arrays. {SAVE}")
     for name, leaf in leaves.items():
-        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind == "V":  # what NumPy makes of bfloat16
+        if not name or not isinstance(leaf, np.ndarray):
+            raise ValueError(f"{path}: {name!r} is not an array with a name. {SAVE}")
+        if leaf.dtype.kind == "V":  # what NumPy makes of bfloat16
             raise ValueError(
                 f"{path}: {name} has a type that NumPy does not keep, such as bfloat16. Save it as float32, or save "
                 "the profile in Python, zen_jax.profile(gradients).save(FILE): a plan is for the dtype of its profile."

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+import jax
+
 from zen_jax.cli import bench, estimate, info, output, plan, profile, simulate
 
 COMMANDS = {
@@ -24,6 +26,8 @@ def script() -> int:
     """The entry point: runs `main`, and Ctrl-C ends the process at once, as shells expect (exit code 130)."""
     # Python's own handler would wait for C++ to return, and its exit for other processes of jax.distributed.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(errors="backslashreplace")  # leaves may have names that the terminal cannot show
     return main()
 
 
@@ -44,10 +48,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output.show(COMMANDS[options.command].run(options), options)
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         return _complain(options.command, error, BAD_INPUT)
+    except OSError as error:
+        return _complain(options.command, error, BAD_INPUT if error.filename else FAILED)
     except (RuntimeError, MemoryError) as error:
         return _complain(options.command, error, FAILED)
+    except AssertionError:  # all that JAX says of a platform whose plugin is not installed
+        platforms = jax.config.jax_platforms
+        if not platforms:
+            raise
+        missing = f"JAX has no devices of JAX_PLATFORMS={platforms}. Unset it, or install that platform's jax."
+        return _complain(options.command, RuntimeError(missing), FAILED)
     return DONE
 
 

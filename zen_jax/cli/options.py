@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import zen_jax as zen
+from zen_jax.planning.cluster import GBPS, LATENCY_US
 from zen_jax.planning.plan import WORKER_ORDER_SCHEMES
 
 
@@ -36,15 +37,18 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices-per-host", type=at_least(1), metavar="N", help="workers per machine (default: 1)")
     parser.add_argument(
         "--gbps",
-        type=positive,
+        type=between(*GBPS),
         help=f"bandwidth of a machine's link, each way, in Gbit/s (default: {zen.Cluster.inter_gbps})",
     )
     parser.add_argument(
-        "--intra-gbps", type=positive, metavar="GBPS", help="bandwidth of a device inside its machine (default: --gbps)"
+        "--intra-gbps",
+        type=between(*GBPS),
+        metavar="GBPS",
+        help="bandwidth of a device inside its machine (default: --gbps)",
     )
     parser.add_argument(
         "--latency-us",
-        type=not_negative,
+        type=between(*LATENCY_US),
         metavar="US",
         help=f"time of one step of a collective, in microseconds (default: {zen.Cluster.latency_us})",
     )
@@ -96,14 +100,9 @@ def at_least(least: int) -> Callable[[str], int]:
     return parse
 
 
-def positive(word: str) -> float:
-    """A type of numbers above 0."""
-    return _number(word, "a number above 0", lambda value: 0 < value < float("inf"))
-
-
-def not_negative(word: str) -> float:
-    """A type of numbers of at least 0."""
-    return _number(word, "a number of at least 0", lambda value: 0 <= value < float("inf"))
+def between(least: float, most: float) -> Callable[[str], float]:
+    """A type of numbers from `least` to `most`."""
+    return lambda word: _number(word, f"a number from {least:g} to {most:g}", lambda value: least <= value <= most)
 
 
 def share(word: str) -> float:

@@ -97,7 +97,7 @@ def _json_file(word: str) -> str:
 
 def _figure_file(word: str) -> Path:
     path = writable(word)
-    if path.suffix not in FIGURES:
+    if path.suffix.lower() not in FIGURES:
         raise argparse.ArgumentTypeError(f"{word!r} must end in one of {', '.join(FIGURES)}")
     if find_spec("matplotlib") is None:
         raise argparse.ArgumentTypeError("figures need matplotlib, which is not installed: pip install matplotlib")

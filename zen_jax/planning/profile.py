@@ -55,6 +55,7 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
             raise ValueError(
                 f"{name} is a {type(leaf).__name__}, but profile counts arrays. Stack the results of to_dense()."
             )
+        check_float(name, leaf.dtype)
     if not measured[0]:
         raise ValueError("the tree of gradients has no leaves. Give the stacked gradients of at least one parameter.")
     sizes = {leaf.shape[:1] for named in measured for _, leaf in named}
@@ -76,7 +77,6 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
     leaves = {}
     for of_steps in zip(*measured, strict=True):
         name, stacked = of_steps[0]
-        check_float(name, stacked.dtype)
         alone = len(measured[0]) == 1
         widths = () if _left_out(stacked, None if alone else unit) else candidate_widths(stacked.shape[1:], n, unit)
         counted = [
