@@ -365,3 +365,23 @@ def test_another_batch_axis():
     for stack, result in zip(stacks, np.asarray(reduced), strict=True):
         for worker in range(n):
             assert_same_bits(result[worker], stack.sum(axis=0))
+
+
+@pytest.mark.parametrize("pull_format", ["hash_bitmap", "bitmap", "coo", "dense"])
+def test_what_a_plan_expects_goes_along_with_the_header(pull_format):
+    """A pull is then one all-gather; the others are in branches for shards that exceed the plan."""
+
+    def all_gathers(capacity):
+        options = {"scheme": "zen", "unit": "row", "capacity": capacity, "pull_format": pull_format}
+        reduce = lambda x: zen.all_reduce(x, harness.AXIS, **options)
+        traced = jax.make_jaxpr(reduce, axis_env=[(harness.AXIS, 4)])(jnp.zeros((500, 8)))
+        return sum(equation.primitive.name == "all_gather" for equation in traced.jaxpr.eqns)
+
+    agreement, header, dense = 1, 1, pull_format == "dense"
+    assert all_gathers((9, 9)) == agreement + header + dense
+    assert all_gathers(None) == agreement + header + dense  # so few units that there is one size
+    n, stack = 4, structured(4, (500, 8))["sparse rows"]
+    for capacity in ((9, 1), (9, 3), (9, 500)):
+        options = {"scheme": "zen", "unit": "row", "capacity": capacity, "pull_format": pull_format}
+        reduced = harness.all_reduce("vmap", n, op="sum", **options)(stack)
+        assert_same_bits(reduced[0], stack.sum(axis=0))

@@ -75,11 +75,11 @@ def test_zen_in_every_format(push_format, pull_format, planned, seed, density, s
     size = oracle.tiles(UNITS, n)
     push_bytes = {"coo": lambda c: coo(c, UNIT_BYTES), "bitmap": lambda c: bitmap(size) + c * UNIT_BYTES}
     push_bytes["auto"] = lambda c: min(push_bytes["coo"](c), push_bytes["bitmap"](c))
-    # Every pull message comes with a count, and COO has one of its own.
+    # Every pull comes with one count; `coo` includes it.
     pull_bytes = {
         "hash_bitmap": lambda c: 4 + bitmap(size) + c * UNIT_BYTES,
         "bitmap": lambda c: 4 + bitmap(UNITS) + c * UNIT_BYTES,
-        "coo": lambda c: 4 + coo(c, UNIT_BYTES),
+        "coo": lambda c: coo(c, UNIT_BYTES),
         "dense": lambda c: 4 + size * UNIT_BYTES,
     }
     info = info_of(stack, scheme="zen", unit="row", capacity=planned, push_format=push_format, pull_format=pull_format)
@@ -111,7 +111,7 @@ def test_sparse_ps(planned, seed, density, skew):
     stack = gradient(n, seed, density, skew)
     size = oracle.tiles(UNITS, n)
     info = info_of(stack, scheme="sparse_ps", unit="row", capacity=planned)
-    messages = lambda c: coo(c, UNIT_BYTES), lambda c: 4 + coo(c, UNIT_BYTES)
+    messages = [lambda c: coo(c, UNIT_BYTES)] * 2
     check_servers(info, stack.any(axis=2), np.arange(UNITS) // size, size, planned, UNIT_BYTES, *messages)
 
 
@@ -127,7 +127,7 @@ def test_omnireduce(planned, seed, density, skew):
     blocks = nonzero.shape[1]
     size = oracle.tiles(blocks, n)
     info = info_of(stack, scheme="omnireduce", unit="row", capacity=planned)
-    messages = lambda c: coo(c, BLOCK_BYTES), lambda c: 4 + coo(c, BLOCK_BYTES)
+    messages = [lambda c: coo(c, BLOCK_BYTES)] * 2
     check_servers(info, nonzero, np.arange(blocks) // size, size, planned, BLOCK_BYTES, *messages)
     np.testing.assert_allclose(info.bytes_dense, 2 * (n - 1) / n * stack[0].nbytes, 1e-6)
 

@@ -95,7 +95,7 @@ def test_whatever_is_changed(documents, file, data):
         loaded = load(file, kind, document)
     except ValueError as error:
         assert str(error).startswith(str(file))
-        assert str(error).endswith("again.") and ".." not in str(error)
+        assert str(error).endswith("again.") and ".. " not in str(error)
         return
     use(loaded, load(file, "profile", documents["profile"]))
 

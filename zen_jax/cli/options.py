@@ -100,6 +100,11 @@ def at_least(least: int) -> Callable[[str], int]:
     return parse
 
 
+def positive(word: str) -> float:
+    """A type of numbers above 0."""
+    return _number(word, "a number above 0", lambda value: 0 < value < float("inf"))
+
+
 def between(least: float, most: float) -> Callable[[str], float]:
     """A type of numbers from `least` to `most`."""
     return lambda word: _number(word, f"a number from {least:g} to {most:g}", lambda value: least <= value <= most)

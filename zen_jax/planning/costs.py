@@ -171,11 +171,11 @@ def _on_servers(
     pull = _pull(pull_format, partitioning, unit, leaf)
     pushed = push_bytes(push_format, pull, capacity[0])
     body = pull.body_bytes(capacity[1])
+    gathered = [pull.header_bytes + body] if pull.joins_header else [pull.header_bytes, body]
     exchanges = (
         Exchange("all_gather", (n - 1) * COUNT_BYTES),
         Exchange("all_to_all", (n - 1) * (pushed - COUNT_BYTES)),
-        Exchange("all_gather", (n - 1) * pull.header_bytes),
-        Exchange("all_gather", (n - 1) * body),
+        *(Exchange("all_gather", (n - 1) * nbytes) for nbytes in gathered),
     )
     whole, unit_bytes = leaf.nbytes, unit.width * pull.dtype.itemsize
     sent, union = unit.nonzero * unit_bytes, unit.unions[-1] * unit_bytes

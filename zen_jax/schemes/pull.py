@@ -1,11 +1,13 @@
 """Pull formats: how every worker gets all servers' shards.
 
-A shard is sent in two messages. The first, the header, has a fixed size and says how many non-zero units follow, so
-that all workers agree on the room for the second, the body.
+A shard is sent as a header of fixed size, which says how many non-zero units there are, and units. Without a plan the
+header goes first, so that all workers agree on the room for the units. With one, the planned number of units goes along
+with the header, and only what exceeds it needs another message.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +16,21 @@ from jax import lax
 from zen_jax import kernels
 from zen_jax._bits import bitmap_words, pack_bits, unpack_bits
 from zen_jax._typing import Array, AxisName
-from zen_jax.formats import bitmap, coo, hash_bitmap
+from zen_jax.formats import bitmap, coo, hash_bitmap, message
 from zen_jax.formats.words import WORD_BYTES
 from zen_jax.schemes.partitioning import Partitioning
 from zen_jax.schemes.push import Received
 
-EncodedShard = tuple[Array, ...]
-"""What `encode` keeps of a shard for `pack`."""
+
+class Units(NamedTuple):
+    """Non-zero units of one shard [...], or of all servers' [n, ...]."""
+
+    positions: Array  # int32 [..., C], or [..., 0] in formats that do not send them
+    values: Array  # [..., C, D]
+
+    def followed_by(self, others: "Units") -> "Units":
+        """All servers' units, followed by further ones of each."""
+        return Units(*(jnp.concatenate(parts, axis=1) for parts in zip(self, others, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -33,8 +43,13 @@ class PullFormat(ABC):
 
     @property
     def smallest_room(self) -> int:
-        """The fewest units that a body has room for."""
+        """The fewest units that a message has room for."""
         return 1
+
+    @property
+    def joins_header(self) -> bool:
+        """Whether units are sent as words, which may go along with a header."""
+        return True
 
     @property
     def header_bytes(self) -> int:
@@ -43,23 +58,29 @@ class PullFormat(ABC):
 
     @abstractmethod
     def body_bytes(self, capacity: int) -> int:
-        """Bytes of a body with room for `capacity` units."""
+        """Bytes of `capacity` units."""
 
     def message_bytes(self, capacity: int) -> int:
-        """Bytes of header and body."""
+        """Bytes of a header and `capacity` units."""
         return self.header_bytes + self.body_bytes(capacity)
 
     @abstractmethod
-    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, EncodedShard]:
-        """From the sum: header uint32 [H] without the count, number of non-zero units, and what `pack` needs."""
+    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Units]:
+        """From the sum: header uint32 [H] without the count, number of non-zero units, and these, with room for T."""
+
+    def pack(self, header: Array, units: Units, count: Array, first: int, capacity: int) -> Array:
+        """A message of a header uint32 [H], which may be empty, and `capacity` units from the `first` on."""
+        positions, values = (part[None, first:] for part in units)
+        head = lax.bitcast_convert_type(header, jnp.int32)[None]
+        return message.pack(head, positions, values, jnp.maximum(count - first, 0)[None], capacity)[0]
 
     @abstractmethod
-    def pack(self, shard: EncodedShard, count: Array, capacity: int) -> Array:
-        """The body, of any shape and dtype, with room for `capacity` units."""
+    def unpack(self, messages: Array, header_words: int, capacity: int) -> tuple[Array, Units]:
+        """The inverse of `pack`, on all servers' messages [n, ...]: headers uint32 [n, H] and units."""
 
     @abstractmethod
-    def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
-        """The whole tensor [U, D] from all servers' headers [n, H] and bodies [n, ...]."""
+    def decode(self, headers: Array, counts: Array, units: Units) -> Array:
+        """The whole tensor [U, D] from all servers' headers [n, H], counts [n] and units, of which all are there."""
 
 
 class HashBitmap(PullFormat):
@@ -72,16 +93,15 @@ class HashBitmap(PullFormat):
     def body_bytes(self, capacity: int) -> int:
         return hash_bitmap.body_bytes(capacity, self.width, self.dtype)
 
-    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, EncodedShard]:
+    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Units]:
         words, values, count = received.hash_bitmap()
-        return words, count, (values,)
+        return words, count, Units(jnp.zeros_like(count, shape=(0,)), values)
 
-    def pack(self, shard: EncodedShard, count: Array, capacity: int) -> Array:
-        return hash_bitmap.pack_units(*shard, count, capacity)
+    def unpack(self, messages: Array, header_words: int, capacity: int) -> tuple[Array, Units]:
+        return _unpacked(messages, header_words, 0, capacity, self)
 
-    def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
-        values = hash_bitmap.unpack_units(bodies, capacity, self.width, self.dtype)
-        return self.partitioning.decode(headers, values)
+    def decode(self, headers: Array, counts: Array, units: Units) -> Array:
+        return self.partitioning.decode(headers, units.values)
 
 
 class Bitmap(HashBitmap):
@@ -91,15 +111,15 @@ class Bitmap(HashBitmap):
     def header_bytes(self) -> int:
         return hash_bitmap.header_bytes(self.partitioning.units)
 
-    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, EncodedShard]:
+    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Units]:
         words, count, kept = super().encode(received, axis_name)
         own = self._indices()[lax.axis_index(axis_name)][None]
         held = unpack_bits(words)[None, : self.partitioning.size]
         return bitmap.set_bits(own, held, self.partitioning.units)[0], count, kept
 
-    def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
+    def decode(self, headers: Array, counts: Array, units: Units) -> Array:
         held = bitmap.get_bits(headers, self._indices())
-        return super().decode(jax.vmap(pack_bits)(held), bodies, capacity)
+        return super().decode(jax.vmap(pack_bits)(held), counts, units)
 
     def _indices(self) -> Array:
         n, size = self.partitioning.n, self.partitioning.size
@@ -110,43 +130,57 @@ class Coo(PullFormat):
     """Position and values of each non-zero unit."""
 
     def body_bytes(self, capacity: int) -> int:
-        return coo.message_bytes(capacity, self.width, self.dtype)
+        return coo.message_bytes(capacity, self.width, self.dtype) - WORD_BYTES  # the count is in the header
 
-    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, EncodedShard]:
+    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Units]:
         shard = received.shard()
         positions, values, counts = kernels.partition(shard, 1, self.partitioning.size)
-        return _no_words(shard), counts[0], (positions, values)
+        return _no_words(shard), counts[0], Units(positions[0], values[0])
 
-    def pack(self, shard: EncodedShard, count: Array, capacity: int) -> Array:
-        return coo.pack(*shard, count[None], capacity)[0]
+    def unpack(self, messages: Array, header_words: int, capacity: int) -> tuple[Array, Units]:
+        return _unpacked(messages, header_words, capacity, capacity, self)
 
-    def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
-        positions, values, counts = coo.unpack(bodies, capacity, self.width, self.dtype)
+    def decode(self, headers: Array, counts: Array, units: Units) -> Array:
         # No two servers share a unit: the sum over them only puts units where they belong.
-        return kernels.aggregate(self.partitioning.indices(positions), values, counts, self.partitioning.units)
+        indices = self.partitioning.indices(units.positions)
+        return kernels.aggregate(indices, units.values, counts, self.partitioning.units)
 
 
 class Dense(PullFormat):
-    """The whole shard, zeros included."""
+    """The whole shard, zeros included, as it is."""
 
     @property
     def smallest_room(self) -> int:
         return self.partitioning.size
 
+    @property
+    def joins_header(self) -> bool:
+        return False
+
     def body_bytes(self, capacity: int) -> int:
         return self.partitioning.size * self.width * jnp.dtype(self.dtype).itemsize
 
-    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, EncodedShard]:
+    def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Units]:
         shard = received.shard()
         count = kernels.partition(shard, 1, 1)[2][0]
-        return _no_words(shard), count, (shard,)
+        return _no_words(shard), count, Units(jnp.zeros_like(count, shape=(0,)), shard)
 
-    def pack(self, shard: EncodedShard, count: Array, capacity: int) -> Array:
-        return shard[0]
+    def pack(self, header: Array, units: Units, count: Array, first: int, capacity: int) -> Array:
+        return units.values
 
-    def decode(self, headers: Array, bodies: Array, capacity: int) -> Array:
-        every_bit = jnp.full_like(bodies, 0xFFFFFFFF, jnp.uint32, shape=(len(bodies), bitmap_words(bodies.shape[1])))
-        return self.partitioning.decode(every_bit, bodies)
+    def unpack(self, messages: Array, header_words: int, capacity: int) -> tuple[Array, Units]:
+        nothing = jnp.zeros_like(messages, jnp.int32, shape=(len(messages), 0))
+        return nothing, Units(nothing, messages)
+
+    def decode(self, headers: Array, counts: Array, units: Units) -> Array:
+        n, size, _ = units.values.shape
+        every_bit = jnp.full_like(units.values, 0xFFFFFFFF, jnp.uint32, shape=(n, bitmap_words(size)))
+        return self.partitioning.decode(every_bit, units.values)
+
+
+def _unpacked(messages: Array, header_words: int, listed: int, capacity: int, pull: PullFormat) -> tuple[Array, Units]:
+    heads, positions, values = message.unpack(messages, header_words, listed, capacity, pull.width, pull.dtype)
+    return lax.bitcast_convert_type(heads, jnp.uint32), Units(positions, values)
 
 
 def pack_header(words: Array, count: Array) -> Array:

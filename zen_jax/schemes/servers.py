@@ -18,7 +18,7 @@ from zen_jax.schemes.dense import dense_bytes, dense_ordered
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
 from zen_jax.schemes.options import ReduceOptions
 from zen_jax.schemes.partitioning import Partitioning
-from zen_jax.schemes.pull import PULL_FORMATS, EncodedShard, PullFormat, pack_header, unpack_header
+from zen_jax.schemes.pull import PULL_FORMATS, PullFormat, Units, pack_header, unpack_header
 from zen_jax.schemes.push import message_format, push
 from zen_jax.sparse import SparseGradient, is_sparse
 from zen_jax.trees import densified
@@ -150,23 +150,40 @@ def _exchange_sparse(
     pull_rungs = ladder(min(size, n * top), options.planned_capacity(1), unit_bytes)
     pull_rungs = tuple(sorted({max(capacity, pull.smallest_room) for capacity in pull_rungs}))
 
-    def push_with(capacity: int, *buckets: Array) -> tuple[Array, Array, EncodedShard]:
+    # What is expected goes along with the header; only what exceeds it needs a message of its own.
+    expected = options.planned_capacity(1) or len(pull_rungs) == 1
+    with_header = pull_rungs[0] if expected and pull.joins_header else 0
+
+    def push_with(capacity: int, *buckets: Array) -> tuple[Array, Array, Units]:
         received = push(options.push_format, buckets, capacity, size, axis_name, options.divisor(n))
         return pull.encode(received, axis_name)
 
-    def pull_with(capacity: int, headers: Array, count: Array, *shard: Array) -> Array:
-        bodies = _axis.all_gather(pull.pack(shard, count, capacity), axis_name)
-        return pull.decode(headers, bodies, capacity)
+    def pull_with(
+        capacity: int, headers: Array, counts: Array, units: Units | None, mine: Units, count: Array
+    ) -> Array:
+        if rest := capacity - with_header:
+            message = pull.pack(headers[0, :0], mine, count, with_header, rest)
+            _, more = pull.unpack(_axis.all_gather(message, axis_name), 0, rest)
+            units = more if units is None else units.followed_by(more)
+        return pull.decode(headers, counts, units)
 
     push_rung = rung_for(fullest, push_rungs)
-    words, count, shard = lax.switch(push_rung, [partial(push_with, c) for c in push_rungs], *buckets)
-    headers, shard_counts = unpack_header(_axis.all_gather(pack_header(words, count), axis_name))
+    words, count, mine = lax.switch(push_rung, [partial(push_with, c) for c in push_rungs], *buckets)
+    header = pack_header(words, count)
+    if with_header:
+        messages = _axis.all_gather(pull.pack(header, mine, count, 0, with_header), axis_name)
+        headers, units = pull.unpack(messages, header.size, with_header)
+    else:
+        headers, units = _axis.all_gather(header, axis_name), None
+    headers, shard_counts = unpack_header(headers)
     fullest_shard = options.pmax_over_machine(jnp.max(shard_counts))
     pull_rung = rung_for(fullest_shard, pull_rungs)
-    reduced = lax.switch(pull_rung, [partial(pull_with, c) for c in pull_rungs], headers, count, *shard)
+    pulled = headers, shard_counts, units, mine, count
+    reduced = lax.switch(pull_rung, [partial(pull_with, c) for c in pull_rungs], *pulled)
 
     pushed_bytes = [push_bytes(options.push_format, pull, c) for c in push_rungs]
-    pulled_bytes = [pull.message_bytes(c) for c in pull_rungs]
+    parts = [[part for part in (with_header, c - with_header) if part] for c in pull_rungs]
+    pulled_bytes = [pull.header_bytes + sum(map(pull.body_bytes, part)) for part in parts]
     planned_room = max(options.planned_capacity(1), pull.smallest_room) if options.planned_capacity(1) else None
     stats = stats | {"rounds": jnp.maximum(stats["rounds"], rounds(fullest_shard, planned_room))}
     moved = (pushed_bytes, push_rung), (pulled_bytes, pull_rung)
