@@ -204,6 +204,16 @@ def test_a_plan_joins_tables_and_changes_no_bit(mode):
         assert whole.rounds == 1
 
 
+@given(st.floats(0.01, 400), st.floats(0, 1e4), st.none() | st.floats(0, 1e-8), st.sampled_from([1, 4]))
+def test_leaves_are_sent_once_and_take_no_longer_than_apart(gbps, latency, copy, devices):
+    kernels = {} if copy is None else {"copy": KernelCost(copy, 0)}
+    cluster = zen.Cluster(N, devices, inter_gbps=gbps, latency_us=latency, kernels=kernels)
+    found, estimated = messages(PROFILE, cluster, WORKER_ORDER_SCHEMES), zen.estimate(PROFILE, cluster)
+    assert sorted(name for message in found for name in message.leaves) == sorted(PROFILE.leaves)
+    apart = sum(estimated.best(name, WORKER_ORDER_SCHEMES).seconds for name in PROFILE.leaves)
+    assert sum(message.way.seconds for message in found) <= apart * (1 + 1e-9)
+
+
 def test_leaves_of_a_bucket_share_its_info():
     plan = zen.plan(zen.profile(TABLES), CLUSTER)
     _, state = step(

@@ -87,7 +87,7 @@ def simulate(
     workers: Sequence[int] = WORKERS,
     schemes: Collection[str] = WORKER_ORDER_SCHEMES,
 ) -> Simulation:
-    """Estimates every scheme for other numbers of workers, on more or fewer of the cluster's hosts.
+    """Estimates every scheme for other numbers of workers, with each leaf by itself and as many hosts as that takes.
 
     Beyond the profiled workers, the union of k workers' units grows as a power of k (Heaps' law), up to all units; with
     every doubling, the exponent falls by as much as it last did. The skewness ratio grows as a power of the number of
