@@ -123,12 +123,18 @@ class RangeSums {
     }
   }
 
-  // Pack `slot` of the range, divided and rounded; the range holds rows of params.packs.divisor packs. Packs beyond the
-  // tensor, or beyond the range's rows, are zero.
+  // Pack `slot` of the range, divided and rounded, never to -0.0; the range holds rows of params.packs.divisor packs.
+  // Packs beyond the tensor, or beyond the range's rows, are zero.
   __device__ StoredPack result(uint32_t slot, Sum reciprocal) const {
     StoredPack pack;
 #pragma unroll
-    for (int k = 0; k < kPackSize; ++k) pack.at[k] = Dtype::round(sums_[slot * kPackSize + k] * reciprocal);
+    for (int k = 0; k < kPackSize; ++k) {
+      const auto mean = Dtype::round(sums_[slot * kPackSize + k] * reciprocal);
+      BitsOfSize<sizeof(mean)> bits;
+      memcpy(&bits, &mean, sizeof(mean));
+      bits = without_negative_zero(bits);
+      memcpy(&pack.at[k], &bits, sizeof(mean));
+    }
     return pack;
   }
 

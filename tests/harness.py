@@ -57,6 +57,7 @@ def coarse_ladder():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ladder, "DEFAULT_RATIO", 2.0)
         patch.setattr(ladder, "PLANNED_RATIOS", (1.0,))
+        patch.setattr(ladder, "OUTGROWN_RATIO", 1e9)
         yield
 
 

@@ -234,6 +234,18 @@ def test_negative_zero_counts_as_zero():
         check("vmap", 3, stack, np.zeros((31, 4), np.float32), scheme, scheme=scheme)
 
 
+@pytest.mark.parametrize("options", [{"unit": "row"}, {"unit": "element"}, {"push_format": "bitmap"}], ids=str)
+def test_a_mean_that_underflows_is_not_negative(options):
+    """Whether another element of its unit is non-zero makes no difference to its sign."""
+    stack = np.zeros((4, 31, 4), np.float16)
+    stack[0, 3, :2] = -6e-8, 4
+    stack[1, 9, 0] = -6e-8
+    expected = np.zeros((31, 4), np.float16)
+    expected[3, 1] = 1
+    for scheme in ("zen", "auto") if "push_format" in options else WORKER_ORDER_SCHEMES:
+        check("vmap", 4, stack, expected, scheme, scheme=scheme, **options)
+
+
 @pytest.mark.parametrize("scheme", [scheme for scheme in SCHEMES if scheme != "sparcml"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bit_floats_travel_in_16_bits(dtype, scheme):

@@ -63,6 +63,14 @@ def test_switched_off():
     assert (int(calls), float(value)) == (0, 6)
 
 
+def test_switched_off_it_can_be_exported():
+    export = """
+import jax.export
+print(float(jax.export.export(step)(stack).call(stack)[0, 7, 0]))
+"""
+    assert float(child(REPORT + export, ZEN_JAX_KERNELS="xla").splitlines()[-1]) == 6
+
+
 @needs_native
 def test_switched_on():
     line, calls, value = child(REPORT).splitlines()

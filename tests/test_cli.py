@@ -132,8 +132,9 @@ def test_estimate(zen_jax, profile):
     assert zen_jax("estimate", "profile.json", *LINKS)[:2] == (DONE, f"{estimate}\n")
     assert json.loads(zen_jax("estimate", "profile.json", *LINKS, "--json", "-")[1]) == plain(estimate.to_json())
     # Hosts follow from the profile's workers.
-    two_a_host = zen.estimate(profile, zen.Cluster(2, 2, 1.0, 100.0, 20.0))
-    code, printed, _ = zen_jax("estimate", "profile.json", *LINKS, "--devices-per-host", 2, "--intra-gbps", 100)
+    two_a_host = zen.estimate(profile, zen.Cluster(2, 2, 1.0, 100.0, 20.0, intra_latency_us=5))
+    inside = ("--devices-per-host", 2, "--intra-gbps", 100, "--intra-latency-us", 5)
+    code, printed, _ = zen_jax("estimate", "profile.json", *LINKS, *inside)
     assert (code, printed) == (DONE, f"{two_a_host}\n")
 
 

@@ -143,7 +143,7 @@ def test_sample_of_a_large_leaf():
     stack = jnp.asarray(sparse(np.random.default_rng(0), 2, (1 << 15, 4), 0.1, by_row=False))
 
     def worker(x):
-        return count([touched(x, (1,), limit=1 << 14)[1]], "w", seed=0)[0]
+        return count([touched(x, {1: 1 << 14})[1]], "w", seed=0)[0]
 
     counts = jax.tree.map(lambda x: np.asarray(x[0]), jax.jit(jax.vmap(worker, axis_name="w"))(stack))
     sampled = leaf_profile((1 << 15, 4), "float32", [{1: counts}]).by_width[1]
@@ -167,6 +167,33 @@ def test_sample_of_neighbours(monkeypatch):
     harness.spmd(lambda g: transform.update(g, None)[0], "vmap", n)(gradients)
     densities = [unit.density for unit in profiler.profile().leaves["(array)"].by_width.values()]
     np.testing.assert_allclose(densities, 0.25, atol=0.02)
+
+
+@pytest.mark.parametrize("rows", [range(3), range(2000, 2003), range(0, 4096, 500), range(4096), ()])
+def test_sample_that_misses_what_is_touched(monkeypatch, rows):
+    """What every worker touches is counted in all, so that a plan has room for it wherever it lies."""
+    n, shape = 4, (4096, 16)
+    gradients = jnp.zeros((n, *shape)).at[:, jnp.asarray(rows, jnp.int32)].set(1.0)
+    monkeypatch.setattr("zen_jax.planning.profiler.LIMIT", 1 << 7)
+    monkeypatch.setattr("zen_jax.planning.profiler.ELEMENT_LIMIT", 1 << 11)
+
+    def step(plan):
+        transform = zen.synchronize(harness.AXIS, plan=plan, dense_below=0)
+        return harness.spmd(lambda g: transform.update(g, None)[1].info["(array)"], "vmap", n)(gradients)
+
+    profiler = zen.Profiler()
+    unplanned, sampled = step(profiler), profiler.profile()
+    whole = zen.profile(gradients).leaves["(array)"]
+    for width, unit in sampled.leaves["(array)"].by_width.items():
+        wanted = whole.by_width[width]
+        assert unit.unions[0] == wanted.unions[0]
+        for name in ("push", "pull", "contiguous_push", "contiguous_pull"):
+            assert getattr(unit, name) >= getattr(wanted, name), (width, name)
+        assert all(most >= least for most, least in zip(unit.partial_sums, wanted.partial_sums, strict=True))
+    planned = step(zen.plan(sampled, zen.Cluster(n, inter_gbps=0.1, latency_us=0)))
+    assert (planned.rounds <= 1).all()
+    moved = [float((info.bytes_pushed + info.bytes_pulled)[0]) for info in (planned, unplanned)]
+    assert moved[0] <= moved[1]
 
 
 # --- live -------------------------------------------------------------------------------------------------------

@@ -13,6 +13,12 @@ ZEN_HOST_DEVICE bool is_nonzero(Bits bits) {
   return static_cast<Bits>(bits << 1) != 0;
 }
 
+// A float's bits, with those of -0.0 made those of 0.0.
+template <typename Bits>
+ZEN_HOST_DEVICE Bits without_negative_zero(Bits bits) {
+  return is_nonzero(bits) ? bits : Bits{0};
+}
+
 // Unit t of a shard is bit t % 32 (least significant first) of word t / 32.
 constexpr int64_t kBitsPerWord = 32;
 

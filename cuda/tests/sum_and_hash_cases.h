@@ -65,7 +65,8 @@ struct Inbox {
           positions[at] = static_cast<int32_t>(t);
           for (int64_t i = 0; i < p.width; ++i) {
             const int scale = most == 1 ? 0 : static_cast<int>(pick(-6, 3));
-            const double value = std::ldexp(double(pick(-most, most)), scale);
+            const double least = pick(0, 1) ? 0x1p-24 : -0x1p-24;  // of float16: its mean is 0
+            const double value = pick(0, 9) == 0 ? least : std::ldexp(double(pick(-most, most)), scale);
             const T stored = Stored<T>::make(value == 0 && pick(0, 1) ? -0.0 : value);
             values[at * p.width + i] = stored;
             if (t >= 0 && t < p.size)
@@ -76,7 +77,10 @@ struct Inbox {
       }
       counts[bucket] = static_cast<int32_t>(count);
     }
-    for (const Sum sum : sums) shard.push_back(Stored<T>::make(sum * (Sum{1} / static_cast<Sum>(divisor))));
+    for (const Sum sum : sums) {
+      const T mean = Stored<T>::make(sum * (Sum{1} / static_cast<Sum>(divisor)));
+      shard.push_back(Stored<T>::read(mean) == 0 ? Stored<T>::make(0) : mean);
+    }
   }
 };
 

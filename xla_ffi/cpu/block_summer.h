@@ -85,10 +85,14 @@ class BlockSummer {
 
   T* finished(int64_t elements) {
     if (reciprocal_ != 1) {
-      for (int64_t i = 0; i < elements; ++i) sums_[i] *= reciprocal_;
+      for (int64_t i = 0; i < elements; ++i) sums_[i] = without_negative_zero(sums_[i] * reciprocal_);
     }
     if constexpr (kRounds) {
-      for (int64_t i = 0; i < elements; ++i) round_to(sums_[i], &rounded_[i]);
+      for (int64_t i = 0; i < elements; ++i) {
+        T mean;
+        round_to(sums_[i], &mean);
+        rounded_[i] = without_negative_zero(mean);
+      }
       std::fill_n(sums_.data(), elements, Accumulator<T>{0});
       return rounded_.data();
     } else {

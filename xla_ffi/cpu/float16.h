@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cuda/common/hash.h"
+#include "cuda/common/bits.h"
 
 namespace zen {
 
@@ -74,6 +74,12 @@ ZEN_HOST_DEVICE void round_to(float value, Float16* out) {
   }
   out->bits = static_cast<uint16_t>(sign | half);
 }
+
+// The same number, with -0.0 made 0.0. Floats must not be flushed.
+ZEN_HOST_DEVICE float without_negative_zero(float x) { return x == 0 ? 0 : x; }
+ZEN_HOST_DEVICE double without_negative_zero(double x) { return x == 0 ? 0 : x; }
+ZEN_HOST_DEVICE BFloat16 without_negative_zero(BFloat16 x) { return {without_negative_zero(x.bits)}; }
+ZEN_HOST_DEVICE Float16 without_negative_zero(Float16 x) { return {without_negative_zero(x.bits)}; }
 
 // The type in which sums accumulate.
 template <typename T>

@@ -45,10 +45,11 @@ namespace {
 template <typename T>
 T number(std::mt19937_64& random) {
   using Sum = Accumulator<T>;
-  constexpr Sum kSpecial[] = {std::numeric_limits<Sum>::infinity(), std::numeric_limits<Sum>::denorm_min(), Sum(6e-8)};
+  constexpr Sum kSpecial[] = {std::numeric_limits<Sum>::infinity(), std::numeric_limits<Sum>::denorm_min(), Sum(6e-8),
+                              -std::numeric_limits<Sum>::denorm_min(), Sum(-6e-8)};
   T value;
   const uint64_t choice = random();
-  round_to(choice % 20 < 3 ? kSpecial[choice % 20] : Sum(std::normal_distribution<double>()(random)), &value);
+  round_to(choice % 20 < 5 ? kSpecial[choice % 20] : Sum(std::normal_distribution<double>()(random)), &value);
   return value;
 }
 
@@ -71,7 +72,10 @@ std::vector<T> expected_shard(const AggregateProblem& p, const int32_t* position
   }
   std::vector<T> shard(sums.size());
   const Sum reciprocal = Sum{1} / static_cast<Sum>(divisor);
-  for (size_t i = 0; i < sums.size(); ++i) round_to(sums[i] * reciprocal, &shard[i]);
+  for (size_t i = 0; i < sums.size(); ++i) {
+    round_to(sums[i] * reciprocal, &shard[i]);
+    if (widen(shard[i]) == 0) shard[i] = T{};
+  }
   return shard;
 }
 

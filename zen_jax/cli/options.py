@@ -29,7 +29,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         "--cluster",
         type=Path,
         metavar="CLUSTER.json",
-        help="links and kernels from zen-jax bench --save-cluster, instead of the five options below",
+        help="links and kernels from zen-jax bench --save-cluster, instead of the six options below",
     )
     parser.add_argument(
         "--hosts", type=at_least(1), metavar="N", help="number of machines (default: enough for the profile's workers)"
@@ -52,6 +52,12 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         metavar="US",
         help=f"time of one step of a collective, in microseconds (default: {zen.Cluster.latency_us})",
     )
+    parser.add_argument(
+        "--intra-latency-us",
+        type=between(*LATENCY_US),
+        metavar="US",
+        help="the same inside a machine (default: --latency-us)",
+    )
 
 
 def cluster(options: argparse.Namespace, n: int) -> zen.Cluster:
@@ -62,6 +68,7 @@ def cluster(options: argparse.Namespace, n: int) -> zen.Cluster:
         "inter_gbps": options.gbps,
         "intra_gbps": options.intra_gbps,
         "latency_us": options.latency_us,
+        "intra_latency_us": options.intra_latency_us,
     }
     typed = {name: value for name, value in typed.items() if value is not None}
     if options.cluster is not None:

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from zen_jax._division import divide
 from zen_jax._dtypes import accumulator_dtype
 from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
@@ -84,6 +85,4 @@ def reference(positions: Array, values: Array, counts: Array, size: int, *, divi
         return shard.at[where].add(values[worker].astype(dtype), mode="drop", unique_indices=True)
 
     shard = jnp.zeros_like(values, dtype, shape=(size, width))
-    shard = lax.fori_loop(0, n, add_worker, shard)
-    # By the reciprocal, as XLA compiles the division in `pmean`: so means of integers are bitwise equal to its own.
-    return (shard * (1 / dtype.type(divisor)) if divisor > 1 else shard).astype(values.dtype)
+    return divide(lax.fori_loop(0, n, add_worker, shard), divisor, values.dtype)

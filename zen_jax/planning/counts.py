@@ -5,7 +5,7 @@ them, and the counts are added up. The gradients' values are not sent.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,13 +18,18 @@ from zen_jax._bits import BITS_PER_WORD, pack_bits, unpack_bits
 from zen_jax._typing import Array, AxisName
 
 PARTITIONS = (2, 4, 8, 16, 32, 64, 128)  # for which the skewness ratio is measured, besides n
-_SAMPLED_TOGETHER = 1024  # minimum elements in one piece of a sample
+SAMPLED_TOGETHER = 1024  # minimum elements in one piece of a sample
+BITS_PER_BYTE = 8  # of a bitmap: widths that are multiples of so many of the finest units are fast to derive from it
 
 
 class Counts(NamedTuple):
-    """Counts of one gradient at one unit, the same on every worker; int32 except for `skewness`."""
+    """Counts of one gradient at one unit, the same on every worker; int32 except for `skewness`.
+
+    All but `touched` are of the units examined.
+    """
 
     units: Array  # [] units examined
+    touched: Array  # [n] units that each worker touches, whether examined or not
     co_touched: Array  # [n, n] units that workers i and j both touch; on the diagonal those of worker i
     sharers: Array  # [n] units that exactly 1, 2, ..., n workers touch
     partial_sums: Array  # [K] most units that one of recursive doubling holds, by stage of `_partial_sums`
@@ -40,54 +45,64 @@ def partitions(n: int) -> tuple[int, ...]:
     return tuple(sorted({*PARTITIONS, n}))
 
 
-def sample_stride(elements: int, widths: tuple[int, ...], limit: int | None) -> int:
-    """Stride of the sample in pieces of a gradient, so that at most about `limit` of the finest units are examined.
+def sample_stride(elements: int, width: int, limit: int | None, finest: int = 1) -> int:
+    """Stride of the sample in pieces of a gradient, so that at most about `limit` units are examined.
 
-    >>> [sample_stride(1 << 20, widths, limit) for widths, limit in [((1,), None), ((1,), 1 << 18), ((16,), 1 << 18)]]
+    >>> [sample_stride(1 << 20, width, limit) for width, limit in [(1, None), (1, 1 << 18), (16, 1 << 18)]]
     [1, 4, 1]
     """
-    finest = elements // math.gcd(*widths)
-    pieces = elements // _piece(widths)
-    return 1 if limit is None or finest <= limit else max(1, min(-(-finest // limit), pieces // 2))
+    units, pieces = elements // width, elements // _piece(width, finest)
+    return 1 if limit is None or units <= limit else max(1, min(-(-units // limit), pieces // 2))
 
 
-def _piece(widths: tuple[int, ...]) -> int:
-    """Elements in one piece of a sample: whole units of all widths."""
-    unit = math.lcm(*widths)
-    return unit * -(-_SAMPLED_TOGETHER // unit)
+def _piece(width: int, finest: int) -> int:
+    """Elements in one piece of a sample: whole units, and whole words of a bitmap of units of `finest` elements."""
+    unit = math.lcm(width, finest * BITS_PER_WORD)
+    return unit * -(-SAMPLED_TOGETHER // unit)
 
 
 class Touched(NamedTuple):
     """Which units of one gradient this worker touched."""
 
-    bits: Array  # bool [units]
-    whole: bool  # whether these are all units, not a sample
+    bits: Array  # bool [units], of those examined
+    in_all: Array | None  # int32 [], how many of all units, if those examined are a sample
 
 
-def touched(x: Array, widths: tuple[int, ...], limit: int | None) -> dict[int, Touched]:
+def touched(x: Array, limits: Mapping[int, int | None]) -> dict[int, Touched]:
     """Which units of each width a gradient touches, found in one pass over it.
 
     Args:
       x: this worker's gradient, float of any shape but not empty.
-      widths: elements in a unit; the flattened gradient is cut into units, of which the last may be short.
-      limit: about how many of the finest units to examine: one random piece of every `sample_stride`, the same on every
-        worker; None for all.
+      limits: about how many units to examine, for each width in elements: one random piece of every `sample_stride`,
+        the same on every worker; None for all. The flattened gradient is cut into units, of which the last may be
+        short.
     """
-    stride = sample_stride(x.size, widths, limit)
-    flat = x.reshape(-1)
-    if stride > 1:
-        pieces = flat[: x.size // _piece(widths) * _piece(widths)].reshape(-1, _piece(widths))
+    finest = math.gcd(*limits)
+    # XLA would copy an array that is reshaped by way of a vector.
+    base = jnp.pad(x.reshape(-1), (0, -x.size % finest)) if x.size % finest else x
+    words, _, in_all = kernels.hash_bitmap_encode(base.reshape(-1, finest), 1)
+
+    def at(width: int, limit: int | None) -> Touched:
+        ratio, stride = width // finest, sample_stride(x.size, width, limit, finest)
+        every = _coarser(words, ratio)[: -(-x.size // width)]
+        if stride == 1:
+            return Touched(every, None)
+        piece = _piece(width, finest)
+        pieces = words[: x.size // piece * (piece // finest // BITS_PER_WORD)].reshape(x.size // piece, -1)
         first = np.arange(0, pieces.shape[0] - stride + 1, stride)
-        flat = pieces[first + np.random.default_rng(0).integers(stride, size=first.size)].reshape(-1)
-    finest = math.gcd(*widths)
-    base = jnp.pad(flat, (0, -flat.size % finest)).reshape(-1, finest)
-    words, _, _ = kernels.hash_bitmap_encode(base, 1)
-    bits = unpack_bits(words)[: base.shape[0]]
+        sample = pieces[first + np.random.default_rng(0).integers(stride, size=first.size)].reshape(-1)
+        return Touched(_coarser(sample, ratio), in_all if ratio == 1 else _popcount(pack_bits(every)))
 
-    def coarser(ratio: int) -> Array:
-        return jnp.pad(bits, (0, -bits.size % ratio)).reshape(-1, ratio).any(axis=1)
+    return {width: at(width, limit) for width, limit in limits.items()}
 
-    return {width: Touched(coarser(width // finest), stride == 1) for width in widths}
+
+def _coarser(words: Array, ratio: int) -> Array:
+    """bool [W * 32 / ratio], the last one of fewer: whether any of `ratio` neighbouring bits of a bitmap is set."""
+    if ratio % BITS_PER_BYTE == 0:
+        bits, ratio = lax.bitcast_convert_type(words, jnp.uint8).reshape(-1) != 0, ratio // BITS_PER_BYTE
+    else:
+        bits = unpack_bits(words)
+    return jnp.pad(bits, (0, -bits.size % ratio)).reshape(-1, ratio).any(axis=1)
 
 
 def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list[Counts]:
@@ -110,7 +125,7 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list
     ends = np.cumsum([each.shape[1] for each in slices])[:-1].tolist()
 
     def fullest(bitmap: Touched, bits: Array) -> Array:
-        if not bitmap.whole:
+        if bitmap.in_all is not None:
             return jnp.zeros((), jnp.int32)
         return jnp.max(kernels.partition(bits.astype(jnp.float32), n, 1, seed=seed)[2])
 
@@ -129,6 +144,7 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list
             "push": fullest(bitmap, bitmap.bits),
             "segments": _fullest_segments(words, bitmap.bits.size, every_partition),
             "total": _popcount(words),
+            "touched": _popcount(words) if bitmap.in_all is None else bitmap.in_all,
         }
 
     received = jnp.split(received, ends, axis=1)
@@ -171,6 +187,7 @@ def _counts(
     having = jnp.maximum(jnp.sum(every["total"] > 0), 1).astype(jnp.float32)
     return Counts(
         units=jnp.int32(units),
+        touched=every["touched"],
         co_touched=summed["co_touched"],
         sharers=summed["sharers"],
         partial_sums=jnp.stack([jnp.max(group) for group in summed["partial_sums"]]),
@@ -215,7 +232,7 @@ def count_stacked(stacked: Array, *, widths: tuple[int, ...], seed: int) -> dict
     """Counts of all units of stacked gradients [n, ...], by width: one worker per slice, emulated on this device."""
 
     def worker(x: Array) -> dict[int, Counts]:
-        found = touched(x, widths, limit=None)
+        found = touched(x, dict.fromkeys(widths))
         return dict(zip(found, count(list(found.values()), "workers", seed=seed), strict=True))
 
     return jax.tree.map(lambda of_workers: of_workers[0], jax.vmap(worker, axis_name="workers")(stacked))

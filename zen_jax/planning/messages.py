@@ -73,5 +73,5 @@ def messages(
     found += joined(fused, joined_vector, by_itself)
     left = left.difference(*(message.leaves for message in found))
     found += [Message((name,), alone[name]) for name in leaves if name in left]
-    order = list(leaves)
-    return sorted(found, key=lambda message: order.index(message.leaves[0]))
+    order = {name: i for i, name in enumerate(leaves)}
+    return sorted(found, key=lambda message: order[message.leaves[0]])

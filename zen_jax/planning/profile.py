@@ -1,7 +1,7 @@
 """`profile`: the sparsity profile of stacked gradients, and how to make one from counts."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -14,7 +14,7 @@ from zen_jax._typing import Array, PyTree, Unit
 from zen_jax.errors import check_float, check_seed, check_workers
 from zen_jax.formats.tensor_block import BLOCK
 from zen_jax.planning.buckets import DENSE_BELOW
-from zen_jax.planning.counts import Counts, count_stacked, partitions
+from zen_jax.planning.counts import SAMPLED_TOGETHER, Counts, count_stacked, partitions
 from zen_jax.planning.sparsity import FULLEST, LeafProfile, SparsityProfile, UnitProfile
 from zen_jax.trees import is_sparse_leaf, named_leaves
 from zen_jax.units import check_unit, unit_width
@@ -125,37 +125,50 @@ def leaf_profile(shape: tuple[int, ...], dtype: Any, steps: Sequence[Mapping[int
 
 
 def _unit_profile(elements: int, width: int, counts: Counts) -> UnitProfile:
-    """The profile of one step. A sample's counts are scaled up, and Theorem 2 bounds what a sample cannot tell."""
-    units = -(-elements // width)
-    scale = units / counts.units
-    touched = np.diagonal(counts.co_touched).astype(np.float64) * scale
-    n = touched.size
+    """The profile of one step.
+
+    A sample tells only ratios to what each worker touches, which is counted in all: it may miss most of what lies
+    together, as the frequent words of a vocabulary do. As many units as are sampled together count as touched by every
+    worker alone, in the range of one server, besides those seen. Theorem 2 bounds what a sample cannot tell.
+    """
+    units, n = -(-elements // width), counts.touched.size
+    sampled, range_size = int(counts.units) < units, -(-units // n)
+    touched, seen = (np.asarray(each, np.float64) for each in (counts.touched, np.diagonal(counts.co_touched)))
+    alone = max(1, SAMPLED_TOGETHER // width) if sampled else 0
+
+    def of_all(count: Any, workers: Any, typical: Callable[[np.ndarray], Any]) -> np.ndarray:
+        """Units that sums over so many workers have, where `count` of those examined are seen in them."""
+        examined = typical(seen) + alone
+        return (np.asarray(count, np.float64) + alone * workers) * (typical(touched) / examined if examined else 0.0)
+
     # With a model axis, each count is the largest of any shard; together they may exceed the number of units.
-    unions = np.minimum(_mean_unions(np.asarray(counts.sharers, np.float64) * scale), units)
+    unions = np.minimum(
+        of_all(_mean_unions(np.asarray(counts.sharers, np.float64)), np.arange(1, n + 1), np.mean), units
+    )
+    stages = np.minimum(2 ** np.arange(len(counts.partial_sums)), n)
+    partial_sums = np.minimum(np.ceil(of_all(counts.partial_sums, stages, np.max)), units)
+    contiguous = np.ceil(of_all([counts.contiguous_push, counts.contiguous_pull], np.asarray([1, n]), np.max))
+    fullest = [counts.push, counts.pull]
+    if sampled:
+        fullest = [fullest_bin(balls / n) for balls in (touched.max(), unions[-1])]
+    push, pull, contiguous_push, contiguous_pull = (min(int(most), range_size) for most in (*fullest, *contiguous))
     first, second = np.triu_indices(n, 1)
-    smaller = np.minimum(touched[first], touched[second])
-    overlaps = counts.co_touched[first, second][smaller > 0] * scale / smaller[smaller > 0]
-    push, pull = int(counts.push), int(counts.pull)
-
-    def scaled(count: Any) -> int:
-        return min(units, math.ceil(count * scale))
-
-    if scale > 1:
-        push, pull = (min(fullest_bin(balls / n), -(-units // n)) for balls in (touched.max(), unions[-1]))
+    smaller = np.minimum(seen[first], seen[second])
+    overlaps = counts.co_touched[first, second][smaller > 0] / smaller[smaller > 0]
     return UnitProfile(
         width=width,
         units=units,
-        unions=tuple(float(union) for union in unions),
+        unions=tuple(map(float, unions)),
         overlap=float(overlaps.mean()) if overlaps.size else 0.0,
         partition_skewness={
             parts: float(np.clip(ratio, 1, parts))
             for parts, ratio in zip(partitions(n), np.asarray(counts.skewness, np.float64), strict=True)
         },
-        partial_sums=tuple(map(scaled, counts.partial_sums)),
+        partial_sums=tuple(map(int, partial_sums)),
         push=push,
         pull=pull,
-        contiguous_push=scaled(counts.contiguous_push),
-        contiguous_pull=scaled(counts.contiguous_pull),
+        contiguous_push=contiguous_push,
+        contiguous_pull=contiguous_pull,
     )
 
 

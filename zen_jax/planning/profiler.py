@@ -1,6 +1,5 @@
 """Profiling inside a training step: devices count where the gradients are, and only the counts reach the host."""
 
-import math
 from collections.abc import Mapping
 from functools import partial
 
@@ -13,7 +12,7 @@ from zen_jax import _axis
 from zen_jax._typing import Array, AxisName
 from zen_jax.planning.buckets import DENSE_BELOW, small_tables, table_kind
 from zen_jax.planning.cluster import Cluster
-from zen_jax.planning.counts import Counts, Touched, count, pack, touched, unpack
+from zen_jax.planning.counts import BITS_PER_BYTE, Counts, Touched, count, pack, touched, unpack
 from zen_jax.planning.profile import candidate_widths, leaf_profile
 from zen_jax.planning.sparsity import LeafProfile, SparsityProfile
 from zen_jax.row_sparse import is_row_sparse
@@ -172,10 +171,9 @@ def _examined(named: list[tuple[str, Array]], dense_below: int) -> set[str]:
 
 def _touched(leaf: Array, n: int) -> dict[int, Touched]:
     """As `touched`, for all candidate widths."""
-    widths, columns = candidate_widths(leaf.shape, n), math.prod(leaf.shape[1:])
-    # Single elements are so many that they are sampled separately; otherwise all other widths would be sampled too.
-    # So are widths that neither divide a row nor are a multiple of it: with them, the finest unit would be tiny.
-    fitting = tuple(w for w in widths if w > 1 and (columns % w == 0 or w % columns == 0))
-    groups = ([fitting] if fitting else []) + [(width,) for width in widths if width not in fitting]
-    found = [touched(leaf, group, ELEMENT_LIMIT if group == (1,) else LIMIT) for group in groups]
+    limits = {width: ELEMENT_LIMIT if width == 1 else LIMIT for width in candidate_widths(leaf.shape, n)}
+    # In one pass, unless bitmaps of elements, or of the few that such widths have in common, would cost more.
+    together = [width for width in limits if width == 1 or width % BITS_PER_BYTE == 0]
+    groups = [together, [width for width in limits if width not in together]]
+    found = [touched(leaf, {width: limits[width] for width in group}) for group in groups if group]
     return {width: bitmap for group in found for width, bitmap in group.items()}

@@ -1,10 +1,10 @@
 """Dense all-reduce: every element travels."""
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from zen_jax import _axis
+from zen_jax._division import divide
 from zen_jax._dtypes import accumulator_dtype
 from zen_jax._typing import Array, AxisName
 from zen_jax.info import Info, make_info
@@ -13,9 +13,9 @@ from zen_jax.schemes.options import ReduceOptions
 UNROLLED_WORKERS = 32
 
 
-def dense_bytes(elements: int, dtype: jnp.dtype, n: int) -> float:
-    """Bytes that one worker pushes in a dense all-reduce, and also pulls: all but its own n-th."""
-    return (n - 1) / n * elements * jnp.dtype(dtype).itemsize
+def dense_bytes(elements: int, dtype: jnp.dtype, n: int) -> int:
+    """Bytes that one worker pushes in a dense all-reduce, and also pulls: the n-ths (rounded up) of all others."""
+    return (n - 1) * -(-elements // n) * jnp.dtype(dtype).itemsize
 
 
 def dense(x: Array, axis_name: AxisName, options: ReduceOptions) -> tuple[Array, Info]:
@@ -45,22 +45,7 @@ def sum_in_order(parts: Array, divisor: int) -> Array:
 
     # Unrolled, the sums of up to this many workers fuse into one pass over their parts.
     total = lax.fori_loop(1, n, add_worker, parts[0], unroll=UNROLLED_WORKERS)
-    return divide(total, divisor).astype(dtype)
-
-
-def divide(total: Array, divisor: int) -> Array:
-    """Multiplies sums, with any -0.0 made 0.0, by the reciprocal of `divisor`."""
-    total = _no_negative_zero(total)
-    return total * (1 / total.dtype.type(divisor)) if divisor > 1 else total
-
-
-@jax.custom_jvp
-def _no_negative_zero(total: Array) -> Array:
-    # zen sends no zeros, so none of its sums is -0.0. XLA would fold away an addition of +0.
-    return jnp.where(total == 0, jnp.zeros_like(total), total)
-
-
-_no_negative_zero.defjvps(lambda tangent, result, total: tangent)
+    return divide(total, divisor, dtype)
 
 
 def _info(elements: int, dtype: jnp.dtype, n: int) -> Info:

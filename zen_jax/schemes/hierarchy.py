@@ -4,10 +4,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from zen_jax import _axis
+from zen_jax._division import divide
 from zen_jax._dtypes import accumulator_dtype
 from zen_jax._typing import Array, AxisName
 from zen_jax.info import Info, make_info
-from zen_jax.schemes.dense import divide, sum_in_order
+from zen_jax.schemes.dense import sum_in_order
 from zen_jax.schemes.options import ReduceOptions, Scheme
 
 
@@ -35,7 +36,7 @@ def hierarchical(run: Scheme, intra_axis: AxisName) -> Scheme:
             total, info = lax.psum(share, axis_name), make_info()
         else:
             total, info = run(share, axis_name, _inter_machine_options(options, intra_axis, devices))
-        mean = divide(total, options.divisor(machines * devices)).astype(x.dtype)
+        mean = divide(total, options.divisor(machines * devices), x.dtype)
         reduced = _axis.all_gather(mean, intra_axis).swapaxes(0, 1).reshape(-1, width)[:units]
         return reduced, _machine_info(info, intra_axis)
 

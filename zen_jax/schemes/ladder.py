@@ -8,6 +8,7 @@ from zen_jax._typing import Array
 
 DEFAULT_RATIO = 1.25
 PLANNED_RATIOS = (1.0, 1.125, 1.25, 1.5, 2.0, 4.0, 8.0, 16.0)
+OUTGROWN_RATIO = 8.0  # beyond these
 SMALLEST_SHARE = 1 / 1024
 SMALLEST_BYTES = 4 << 10  # below this a message costs latency, not bytes
 
@@ -16,7 +17,8 @@ def ladder(top: int, capacity: int | None, unit_bytes: int, ratio: float | None 
     """Capacities in ascending order, up to `top`.
 
     Without a plan they grow by `ratio` from a 1024th of `top` or 4 KiB, so that by default a larger message is at most
-    a quarter larger than its content. With a plan, the first fits the steady state and the next catch what outgrows it.
+    a quarter larger than its content. With a plan, the first fits the steady state, the next catch what outgrows it,
+    and the last, far apart, what the plan did not foresee at all.
 
     Args:
       top: units that always fit, at least 1.
@@ -28,13 +30,15 @@ def ladder(top: int, capacity: int | None, unit_bytes: int, ratio: float | None 
     (300, 338, 375, 450, 600, 1000)
     >>> ladder(1000, None, unit_bytes=16)
     (256, 320, 400, 500, 625, 782, 978, 1000)
+    >>> ladder(1_000_000, 1, unit_bytes=4)
+    (1, 2, 4, 8, 16, 128, 1024, 8192, 65536, 524288, 1000000)
     """
     if capacity is not None:
-        rungs = [math.ceil(capacity * planned) for planned in PLANNED_RATIOS]
+        rungs, ratio = [math.ceil(capacity * planned) for planned in PLANNED_RATIOS], OUTGROWN_RATIO
     else:
         rungs = [max(1, math.ceil(top * SMALLEST_SHARE), SMALLEST_BYTES // unit_bytes)]
-        while rungs[-1] < top:
-            rungs.append(math.ceil(rungs[-1] * (ratio or DEFAULT_RATIO)))
+    while rungs[-1] < top:
+        rungs.append(math.ceil(rungs[-1] * (ratio or DEFAULT_RATIO)))
     return tuple(sorted({rung for rung in rungs if rung < top} | {top}))
 
 

@@ -70,7 +70,7 @@ class PullFormat(ABC):
 
     def pack(self, header: Array, units: Units, count: Array, first: int, capacity: int) -> Array:
         """A message of a header uint32 [H], which may be empty, and `capacity` units from the `first` on."""
-        positions, values = (part[None, first:] for part in units)
+        positions, values = (part[None, first : first + capacity] if first else part[None] for part in units)
         head = lax.bitcast_convert_type(header, jnp.int32)[None]
         return message.pack(head, positions, values, jnp.maximum(count - first, 0)[None], capacity)[0]
 

@@ -8,13 +8,14 @@ import numpy as np
 from jax import lax
 
 from zen_jax import _axis, kernels
+from zen_jax._division import divide
 from zen_jax._dtypes import accumulator_dtype
 from zen_jax._typing import Array, AxisName
 from zen_jax.errors import check_units
 from zen_jax.formats import coo
 from zen_jax.formats.words import WORD_BYTES
 from zen_jax.info import Info, density, make_info
-from zen_jax.schemes.dense import dense_bytes, divide
+from zen_jax.schemes.dense import dense_bytes
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
 from zen_jax.schemes.options import ReduceOptions
 
@@ -73,7 +74,7 @@ def sparcml(x: Array, axis_name: AxisName, options: ReduceOptions) -> tuple[Arra
         total, sent = _run(stage, total, fills, options, number, axis_name)
         fills = sent.dense | sent.fills
         done.append((stage.kind == "return", sent))
-    reduced = _axis.replicated(divide(total, options.divisor(n)).astype(x.dtype), axis_name)
+    reduced = _axis.replicated(divide(total, options.divisor(n), x.dtype), axis_name)
     return reduced, make_info(
         density=density(done[0][1].counts, units),
         density_reduced=density(kernels.partition(reduced, 1, 1)[2], units),
