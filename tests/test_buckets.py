@@ -10,6 +10,7 @@ import pytest
 from cases import assert_same_bits, listed, sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType, PartitionSpec
 
 import zen_jax as zen
 from zen_jax.planning.cluster import KERNELS, KernelCost
@@ -54,7 +55,7 @@ def test_small_tables_are_sent_sparse_as_one(mode):
     info = assert_means(*step(zen.synchronize(harness.AXIS, dense_below=LARGE), mode=mode))
     assert set(info) == {"(fused)"}
     share = sum(g[0].nbytes for g in OTHERS.values()) / sum(g[0].nbytes for g in GRADIENTS.values())
-    np.testing.assert_allclose(info["(fused)"].dense_taken, share, 1e-6)
+    np.testing.assert_allclose(info["(fused)"].dense_taken, share, 0.01)  # dense bytes are padded
 
 
 @pytest.mark.parametrize(
@@ -291,3 +292,36 @@ def test_joined_messages_are_about_as_full_as_those_of_the_joined_gradient():
     exact = zen.profile(np.concatenate(stacks, axis=1), unit="row").leaves["(array)"].at("row", 8)
     for field in ("push", "pull"):
         assert 0.95 <= getattr(found, field) / getattr(exact, field) <= 1.15
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_a_bucket_in_parts(parts):
+    """Each part has room for its own leaves: together they send what the whole sends, rounded up by a size or two."""
+    profile = zen.profile(TABLES)
+    plan = zen.plan(profile, CLUSTER, schemes=("dense_ordered", "zen"))
+    assert len({leaf.bucket for leaf in plan.leaves.values()}) == 1
+    labels = {name: str(i % parts) for i, name in enumerate(TABLES)}
+    transform = optax.partition(
+        {str(i): zen.synchronize(harness.AXIS, plan=plan, dense_below=0) for i in range(parts)}, labels
+    )
+    params = {name: PARAMS[name] for name in TABLES}
+    updates, state = step(transform, TABLES, params)
+    for name, update in updates.items():
+        assert_same_bits(update[0], MEANS[name], name)
+    infos = [part.inner_state.info for part in state.inner_states.values()]
+    info = zen.total([of_part[name] for of_part in infos for name in of_part])
+    sent = sum(message.way.nbytes for message in messages(profile, CLUSTER, ("dense_ordered", "zen")))
+    assert float((info.bytes_pushed + info.bytes_pulled)[0]) <= 1.3 * sent
+
+
+def test_a_small_shard_of_a_model_axis_is_no_table():
+    """Shards are sent apart from what is equal along the axis, and this one alone is too small to be sent sparse."""
+    mesh = jax.make_mesh((2, 2), (harness.AXIS, "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    transform = zen.synchronize(harness.AXIS, dense_below=LARGE)
+    whole = PartitionSpec(harness.AXIS)
+    specs = {"shard": PartitionSpec(harness.AXIS, None, "model"), "table0": whole, "table1": whole}
+    worker = lambda g: transform.update(jax.tree.map(lambda x: x[0], g), None)[1].info["(fused)"].dense_taken
+    step = jax.shard_map(worker, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec())
+    tables = {"table0": jnp.zeros((2, 150, 16)), "table1": jnp.zeros((2, 150, 16))}
+    dense_taken = jax.jit(step)({"shard": jnp.zeros((2, 7, 32)), **tables})
+    np.testing.assert_allclose(dense_taken, 7 / 307, 0.01)

@@ -131,7 +131,13 @@ def test_leaves_are_plain_values():
     with pytest.raises(ValueError, match="2 exchanges among 4 workers"):
         zen.Plan(N, {"w": replace(leaf, capacity=(1, 2, 3))})
     fused = replace(leaf, bucket=0)
-    for change in ({"dtype": "float16"}, {"scheme": "auto"}, {"unit": 2}, {"capacity": 301}, {"pull_format": "coo"}):
+    for change in (
+        {"dtype": "float16"},
+        {"scheme": "auto"},
+        {"unit": 2},
+        {"capacity": (300, 9)},
+        {"pull_format": "coo"},
+    ):
         with pytest.raises(ValueError, match="Give it another bucket"):
             zen.Plan(N, {"a": fused, "b": replace(fused, **change)})
 

@@ -71,8 +71,9 @@ def test_buckets_of_small_leaves(bucket_bytes, count):
     update = lambda g: zen.synchronize(harness.AXIS, bucket_bytes=bucket_bytes).update(g, None)[0]
     program = str(jax.make_jaxpr(update, axis_env=[(harness.AXIS, N)])(params))
     assert program.count(" all_gather[") == count
-    sent = sum(g[0].nbytes for g in gradients.values())
-    np.testing.assert_allclose(info["(fused)"].bytes_dense, 2 * (N - 1) / N * sent, 1e-6)
+    sent = 2 * (N - 1) / N * sum(g[0].nbytes for g in gradients.values())
+    padding = 2 * (N - 1) * 4 * count  # an element in each message, at most
+    assert sent <= info["(fused)"].bytes_dense <= sent + padding
 
 
 def test_a_plan_that_fuses_otherwise_keeps_the_structure_of_the_state():

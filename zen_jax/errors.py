@@ -83,8 +83,8 @@ def check_slots(n: int, r1: int, r2: int) -> None:
         )
 
 
-def check_capacity(value: Any) -> None:
-    check_at_least("capacity", value, 1)
+def check_capacity(value: Any, least: int = 1) -> None:
+    check_at_least("capacity", value, least)
     if value > MAX_UNITS:
         raise ValueError(f"capacity={value} must be at most 2**31 - 1 units. Give the number expected, or None.")
 

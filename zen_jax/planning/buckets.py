@@ -49,7 +49,7 @@ def table_kind(shape: Sequence[int], dtype: Any) -> TableKind | None:
 
 
 def small_tables(
-    leaves: Mapping[str, tuple[TableKind | None, int]], dense_below: int, bucket_bytes: int = BUCKET_BYTES
+    leaves: Mapping[str, tuple[Hashable, int]], dense_below: int, bucket_bytes: int = BUCKET_BYTES
 ) -> list[list[str]]:
     """Which small leaves to send as one table: those of one kind that together reach `dense_below` bytes.
 

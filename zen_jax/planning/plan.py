@@ -1,20 +1,21 @@
 """A plan: the scheme, unit, formats, capacities and bucket of every leaf of a gradient tree."""
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import jax.numpy as jnp
+import numpy as np
 
 from zen_jax import errors
 from zen_jax._typing import Array
 from zen_jax.planning.buckets import BUCKET_BYTES
 from zen_jax.planning.cluster import Cluster
-from zen_jax.planning.costs import Route
+from zen_jax.planning.costs import Candidate, Route
 from zen_jax.planning.documents import JsonDocument, each_entry
 from zen_jax.planning.messages import messages
-from zen_jax.planning.sparsity import SparsityProfile
+from zen_jax.planning.sparsity import LeafProfile, SparsityProfile
 from zen_jax.planning.table import table
 from zen_jax.row_sparse import is_row_sparse
 from zen_jax.schemes import registry
@@ -31,15 +32,15 @@ class LeafPlan(Route):
     """How one leaf is sent.
 
     Raises:
-      ValueError: for an unknown scheme or format, a capacity below 1, an invalid dtype, unit or bucket, or a unit
-        that does not divide the columns.
+      ValueError: for an unknown scheme or format, a capacity below 1 (in a bucket 0), an invalid dtype, unit or bucket,
+        or a unit that does not divide the columns.
     """
 
     shape: tuple[int, ...]
     dtype: str  # "float32"
     scheme: str = "auto"
     unit: int = 1  # elements
-    capacity: tuple[int, ...] | None = None  # units in the fullest message of each exchange
+    capacity: tuple[int, ...] | None = None  # its units in the fullest message of each exchange
     push_format: str = "coo"
     pull_format: str = "hash_bitmap"
     bucket: int | None = None  # leaves of one bucket differ only in shape and are sent as one; None: by itself
@@ -65,10 +66,10 @@ class LeafPlan(Route):
         unit_width(self.shape, self.unit, n=1)  # refuses one that does not divide the columns
         if self.capacity == ():
             raise ValueError("capacity=() has no entries. Give one for each exchange, or None.")
-        for capacity in self.capacity or ():
-            errors.check_capacity(capacity)
         if self.bucket is not None:
             errors.check_at_least("bucket", self.bucket, 0)
+        for capacity in self.capacity or ():
+            errors.check_capacity(capacity, least=1 if self.bucket is None else 0)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class Plan(JsonDocument):
     """Plans for a tree's leaves by name, for n workers and a hash seed. `str(plan)` is a table.
 
     Leaves with row-sparse gradients need no plan: they are sent as they are. A tree that is synchronised in parts
-    (`optax.partition`) has one plan, in which each part finds its own leaves.
+    (`optax.partition`) has one plan, in which each part finds its own leaves; of a bucket, too, it sends those that it
+    has, with their capacities added up.
     """
 
     kind = "plan"
@@ -91,7 +93,7 @@ class Plan(JsonDocument):
         kinds: dict[int, dict[str, Any]] = {}
         for name, leaf in self.leaves.items():
             registry.check_exchanges(leaf.capacity or (), leaf.scheme, self.n)
-            kind = {"dtype": leaf.dtype, **leaf.options}
+            kind = {"dtype": leaf.dtype, **leaf.options, "capacity": leaf.capacity and len(leaf.capacity)}
             if leaf.bucket is not None and kinds.setdefault(leaf.bucket, kind) != kind:
                 raise ValueError(
                     f"{name} is sent with {kind}, but bucket {leaf.bucket} with {kinds[leaf.bucket]}. Give it another "
@@ -187,10 +189,21 @@ def plan(
     chosen, fused = {}, itertools.count()
     for message in messages(profile, cluster, schemes, bucket_bytes):
         bucket = next(fused) if len(message.leaves) > 1 else None
-        for name in message.leaves:
-            leaf = profile.leaves[name]
-            chosen[name] = LeafPlan(leaf.shape, leaf.dtype, **message.way.candidate.options, bucket=bucket)
+        leaves, candidate = [profile.leaves[name] for name in message.leaves], message.way.candidate
+        for name, leaf, capacity in zip(message.leaves, leaves, _capacities(candidate, leaves), strict=True):
+            options = candidate.options | {"capacity": capacity}
+            chosen[name] = LeafPlan(leaf.shape, leaf.dtype, **options, bucket=bucket)
     return Plan(profile.n, {name: chosen[name] for name in profile.leaves}, profile.seed)
+
+
+def _capacities(candidate: Candidate, leaves: Sequence[LeafProfile]) -> list[tuple[int, ...] | None]:
+    """Each leaf's part of the capacity of a candidate for all, by its non-zero units."""
+    if candidate.capacity is None:
+        return [None] * len(leaves)
+    nearest = [leaf.by_width[min(leaf.by_width, key=lambda width: abs(width - candidate.unit))] for leaf in leaves]
+    upto = np.cumsum([unit.unions[-1] for unit in nearest])
+    ends = np.rint(np.outer(upto / upto[-1] if upto[-1] else np.ones(len(leaves)), candidate.capacity))
+    return [tuple(map(int, part)) for part in np.diff(ends, axis=0, prepend=0)]
 
 
 def candidate_schemes(schemes: Collection[str]) -> tuple[str, ...]:

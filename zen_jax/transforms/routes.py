@@ -1,7 +1,7 @@
 """How the leaves of a gradient tree are sent: each by itself, or several as one."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from zen_jax import _axis
@@ -40,13 +40,14 @@ def unplanned_routes(
     own, dense = {"scheme": scheme, "unit": unit}, {"scheme": "dense_ordered", "unit": 1}
     if scheme in registry.DENSE:
         dense["scheme"] = scheme
-    listed = {name: (leaf.dtype, leaf.nbytes) for name, leaf in leaves.items() if is_sparse(leaf) and name not in small}
+    vectors = {name: ((leaf.dtype, _varying(leaf)), leaf.nbytes) for name, leaf in leaves.items()}
+    listed = {name: vectors[name] for name, leaf in leaves.items() if is_sparse(leaf) and name not in small}
     lists = [
         bucket for bucket in buckets(listed, min(bucket_bytes, MAX_UNITS)) if len(bucket) > 1 and is_elements(unit)
     ]
-    kinds = {name: (_kind(leaves[name], unit), leaves[name].nbytes) for name in small}
-    tables = small_tables(kinds, dense_below, bucket_bytes) if scheme == "auto" else []
-    fused = {name: (leaves[name].dtype, leaves[name].nbytes) for name in small if name not in set().union(*tables)}
+    candidates = {name: (_table_kind(leaves[name], unit), leaves[name].nbytes) for name in small}
+    tables = small_tables(candidates, dense_below, bucket_bytes) if scheme == "auto" else []
+    fused = {name: vectors[name] for name in small if name not in set().union(*tables)}
     found = [(own, bucket) for bucket in lists + tables] + [(dense, bucket) for bucket in buckets(fused, bucket_bytes)]
     alone = {name: Unplanned(own) for name in leaves}
     return alone | {name: Unplanned(options, i) for i, (options, bucket) in enumerate(found) for name in bucket}
@@ -57,23 +58,37 @@ def is_elements(unit: Unit) -> bool:
     return unit in ("auto", "element", 1)
 
 
-def _kind(leaf: Leaf, unit: Unit) -> TableKind | None:
+def _table_kind(leaf: Leaf, unit: Unit) -> tuple[TableKind, Hashable] | None:
+    kind = table_kind(leaf.shape, leaf.dtype)
     divided = not is_integer(unit) or math.prod(leaf.shape[1:]) % unit == 0
-    return table_kind(leaf.shape, leaf.dtype) if divided else None
+    return (kind, _varying(leaf)) if kind and divided else None
 
 
-def by_bucket(routes: Mapping[str, LeafPlan | Unplanned], leaves: Mapping[str, Leaf]) -> list[list[str]]:
-    """The leaves that are sent as one, for each bucket in order.
+def _varying(leaf: Leaf) -> tuple[str, ...]:
+    """The axes along which a leaf is known to vary.
 
     Shards of a model axis are sent separately: in one array with them, leaves that are equal along that axis would no
     longer be known to be.
     """
+    return tuple(sorted(map(str, _axis.varying(values_of(leaf)))))
+
+
+def by_bucket(routes: Mapping[str, LeafPlan | Unplanned], leaves: Mapping[str, Leaf]) -> list[list[str]]:
+    """The leaves that are sent as one, for each bucket in order."""
     found: dict[tuple[int, tuple[str, ...]], list[str]] = {}
     for name, leaf in leaves.items():
         if routes[name].bucket is not None:
-            kind = routes[name].bucket, tuple(sorted(map(str, _axis.varying(values_of(leaf)))))
-            found.setdefault(kind, []).append(name)
+            found.setdefault((routes[name].bucket, _varying(leaf)), []).append(name)
     return [found[number] for number in sorted(found)]
+
+
+def options_of(routes: Sequence[LeafPlan | Unplanned]) -> dict[str, Any]:
+    """Keyword arguments of `zen_jax.all_reduce` for leaves of a bucket, sent as one: their capacities add up."""
+    options = dict(routes[0].options)
+    if options.get("capacity") is not None:
+        capacities = zip(*(route.options["capacity"] for route in routes), strict=True)
+        options["capacity"] = tuple(max(1, sum(of_exchange)) for of_exchange in capacities)
+    return options
 
 
 def by_exchange(tables: Mapping[str, RowSparseGradient], axes: AxisName, bucket_bytes: int) -> list[list[str]]:

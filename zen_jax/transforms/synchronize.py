@@ -21,7 +21,7 @@ from zen_jax.row_sparse import is_row_sparse
 from zen_jax.schemes import registry
 from zen_jax.schemes.row_sparse import reduce_rows
 from zen_jax.sparse import concatenated, is_sparse
-from zen_jax.transforms.routes import by_bucket, by_exchange, is_elements, unplanned_routes
+from zen_jax.transforms.routes import by_bucket, by_exchange, is_elements, options_of, unplanned_routes
 from zen_jax.trees import Leaf, densified, is_sparse_leaf, named_leaves, values_of
 from zen_jax.units import check_unit
 
@@ -166,7 +166,8 @@ def synchronize(
                 )
             )
             for bucket in by_bucket(routes, arrays):
-                together, info = reduce_as_one([arrays[name] for name in bucket], **routes[bucket[0]].options)
+                options = options_of([routes[name] for name in bucket])
+                together, info = reduce_as_one([arrays[name] for name in bucket], **options)
                 reduced |= dict(zip(bucket, together, strict=True))
                 infos += _shares(info, {name: arrays[name].nbytes for name in bucket}, names)
             for name, leaf in arrays.items():
