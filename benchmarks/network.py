@@ -95,17 +95,26 @@ def planned_tables(workload: workloads.Workload, n: int, gbps: float, folder: Pa
 
 
 def measure_emulated(options: argparse.Namespace, peers: Iterable[str], problem: Path, n: int) -> list[dict[str, Any]]:
-    """Records of all schemes and peers on n emulated hosts, without a limit and at every rate."""
+    """Records of all schemes and peers on n emulated hosts, without a limit and at every rate.
+
+    A peer that fails is left out, because hours of measurements may precede it.
+    """
     shared = ["--problem", str(problem), "--repeats", str(options.repeats), "--rates", group.UNLIMITED, *options.rate]
     with emulated_hosts(n) as hosts:
         records = run_group(_one_a_host("benchmarks.network_worker", sys.executable, hosts, shared, PORT))
         for port, name in enumerate(peers, PORT + 1):
             set_rate(hosts, None)
             peer, python = PEERS[name], options.peer_python
-            if peer.launched_by_mpi:
-                records += run_group([_mpiexec(peer, python, hosts, shared)])
-            else:
-                records += run_group(_one_a_host(peer.module, python, hosts, shared, port))
+            if peer.powers_of_two and n & (n - 1):
+                print(f"{name} is left out: it takes 2, 4, 8, ... processes, not {n}", file=sys.stderr)
+                continue
+            try:
+                if peer.launched_by_mpi:
+                    records += run_group([_mpiexec(peer, python, hosts, shared)])
+                else:
+                    records += run_group(_one_a_host(peer.module, python, hosts, shared, port))
+            except ProcessesError as error:
+                print(f"{name} is left out: {error}", file=sys.stderr)
     return records
 
 

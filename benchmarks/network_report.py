@@ -32,6 +32,7 @@ def rows(records: Sequence[dict[str, Any]], workload: str, bound: float) -> list
         seconds, info = record["seconds"], record["info"]
         row = {"workload": workload, "n": record["n"], "rate": record["rate"], "case": record["case"]}
         row |= {f"{which}_ms": seconds[which] * 1e3 for which in ("median", "min", "max")}
+        row["all_ms"] = [each * 1e3 for each in seconds["all"]]
         row |= {"wire_MB": record["received"] / 1e6, "wire_over_bound": record["received"] / bound}
         row["wire_imbalance"] = record["busiest"] / record["received"]
         row["bound_ms"] = bound * 8 / rate_in_bits(record["rate"]) * 1e3
@@ -40,7 +41,7 @@ def rows(records: Sequence[dict[str, Any]], workload: str, bound: float) -> list
             row["info_MB"] = (info["bytes_pushed"] + info["bytes_pulled"]) / 1e6
             row |= {key: info[key] for key in ("imbalance_push", "imbalance_pull", "rounds", "dense_taken")}
         if record["case"] in unlimited:
-            row["compute_share"] = unlimited[record["case"]] / seconds["median"]
+            row["compute_share"] = min(1.0, unlimited[record["case"]] / seconds["median"])
         if record["rate"] in dense:
             slow = dense[record["rate"]]
             row["speed_up"] = slow["seconds"]["median"] / seconds["median"]

@@ -37,7 +37,7 @@ class Processes:
             for each in known
             if each.options == _with_tuples(options)
         }
-        choice = min((name for name in seconds if name in zen.schemes.names()), key=seconds.__getitem__)
+        choice = min((name for name in seconds if name in zen.schemes.names()), key=seconds.__getitem__, default=None)
         return {name: {"estimate": each, "planned": name == choice} for name, each in seconds.items()}
 
 

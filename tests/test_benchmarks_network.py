@@ -1,17 +1,21 @@
 """The network benchmark: emulated hosts, what crosses the wire, and the report."""
 
+import argparse
+import contextlib
 import fcntl
 import json
 import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import emulated_hosts, network, network_report
 from benchmarks.group import UNLIMITED
+from benchmarks.processes import ProcessesError
 
 
 @pytest.fixture
@@ -43,9 +47,29 @@ def test_a_place_that_cannot_be_is_refused(place, message, monkeypatch, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_a_peer_that_fails_is_left_out(monkeypatch, capsys):
+    """With what was measured before it; so is one that does not take this number of processes."""
+
+    def run(commands):
+        if "benchmarks.network_worker" in commands[0]:
+            return [{"case": "zen"}]
+        raise ProcessesError("process 0 of 3 failed")
+
+    hosts = [emulated_hosts.nth_host(i) for i in range(3)]
+    monkeypatch.setattr(network, "emulated_hosts", lambda n: contextlib.nullcontext(hosts))
+    monkeypatch.setattr(network, "set_rate", lambda *_: None)
+    monkeypatch.setattr(network, "run_group", run)
+    options = argparse.Namespace(repeats=1, rate=["1gbit"], peer_python=sys.executable)
+    peers = ["torch_gloo", "mpi_recursive_doubling"]
+    assert network.measure_emulated(options, peers, Path("problem.npz"), 3) == [{"case": "zen"}]
+    said = capsys.readouterr().err
+    assert "torch_gloo is left out: process 0 of 3 failed" in said
+    assert "mpi_recursive_doubling is left out: it takes 2, 4, 8, ... processes, not 3" in said
+
+
 def test_report_relates_times_to_bytes(tmp_path):
     def record(case, rate, seconds, received):
-        spread = {"median": seconds, "min": seconds, "max": seconds}
+        spread = {"median": seconds, "min": seconds, "max": seconds, "all": [seconds]}
         counted = {"received": received, "busiest": received, "info": {}, "n": 4, "first_call": 0.0}
         return {"case": case, "rate": rate, "seconds": spread} | counted
 

@@ -9,10 +9,13 @@ class Peer(NamedTuple):
     module: str
     package: str
     launched_by_mpi: bool = False
+    powers_of_two: bool = False  # the numbers of processes that it takes
 
 
 PEERS = {
     "torch_gloo": Peer("benchmarks.peers.torch_gloo", "torch"),
     "horovod_sparse": Peer("benchmarks.peers.horovod_sparse", "horovod"),
-    "mpi_recursive_doubling": Peer("benchmarks.peers.mpi_recursive_doubling", "mpi4py", launched_by_mpi=True),
+    "mpi_recursive_doubling": Peer(
+        "benchmarks.peers.mpi_recursive_doubling", "mpi4py", launched_by_mpi=True, powers_of_two=True
+    ),
 }
