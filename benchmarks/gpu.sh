@@ -13,7 +13,8 @@
 #   algorithm_1  the paper's Algorithm 1, Figure 16's sweeps
 #   feedback     error feedback with selection
 #   all_reduce   a whole emulated all-reduce, with the kernels and in pure JAX
-#   report       report.md and roofline.png from the JSON so far; made in every call, last too if a part ran after it
+#   report       report.md and roofline.png from the JSON so far; made in every call without named parts, last too if a
+#                part ran after it
 #   memcheck     compute-sanitizer's tools, one part each
 #   racecheck
 #   initcheck
@@ -30,8 +31,8 @@
 # With ZEN_JAX_REHEARSE_GPU=1, JAX_PLATFORMS=cpu and few ELEMENTS all parts except build and those of compute-sanitizer
 # work without a GPU.
 # Exit status: 0 if every part passed, 1 if one failed, 2 if parts are left for another call. parts/PART.json in RESULTS
-# says how each part went, parts/PART.log what it printed. A part cut off, except all_reduce, keeps what it
-# measured.
+# says how each part went, parts/PART.log what it printed. A part cut off, except all_reduce, keeps the densities that it
+# had measured.
 #
 # RESULTS alone records what has passed, and with which sources, GPU, jax and ELEMENTS: if any of these is another now,
 # the part runs again. If the next call may get another machine, bring that folder back from each machine and unpack it

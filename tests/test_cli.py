@@ -296,7 +296,7 @@ PLACE = "bench --coordinator host:7700 --num-processes 4 --process-id"
         ("profile uneven.npz", ("uneven.npz", "a (2, 3)", "b (3, 3)")),
         ("profile scalar.npz", ("scalar.npz", "a ()", "[n, ...]")),
         ("profile nobody.npz", ("nobody.npz", "a (0, 3)", "[n, ...]")),
-        ("profile good.npz three.npz", ("one leading axis", "(3,)", "(4,)")),
+        ("profile good.npz three.npz", ("three.npz holds gradients of 3 workers, but good.npz of 4",)),
         ("profile good.npz --unit column", ("unit='column'", "'row'")),
         ("profile good.npz --unit 7", ("unit=7", "divide the 8 columns")),
         ("profile good.npz --save nowhere/profile.json", ("nowhere/profile.json", "no folder 'nowhere'")),

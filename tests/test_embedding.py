@@ -1,5 +1,7 @@
 """Embedding lookups: values, bags, gradients and whole models are those of dense tables."""
 
+import copy
+
 import flax.errors
 import flax.linen as nn
 import jax
@@ -110,6 +112,7 @@ BAD = {
         lambda t: jnp.ones((1, len(t))) @ embedding.take_rows(t, np.array([1])),
         "only rows at ids can be read",
     ),
+    "times": (lambda t: 2 * embedding.take_rows(t, np.array([1])), "only rows at ids can be read"),
     "no bag": (lambda t: embedding.bag(t, np.int32(1)), "must have a last axis"),
     "name": (
         lambda t: embedding.value_and_grad(lambda p: 0.0, lambda: {"tabel": np.array([1])})({"table": t}),
@@ -140,6 +143,13 @@ BAD = {
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call(jnp.asarray(TABLE))
+
+
+def test_what_arrays_have_and_taken_rows_lack():
+    taken = embedding.take_rows(jnp.asarray(TABLE), np.array([1]))
+    with pytest.raises(AttributeError, match=r"table\.T: the table is used as an array, but only rows at ids"):
+        taken.T  # noqa: B018
+    assert not hasattr(taken, "astype") and copy.copy(taken).shape == taken.shape
 
 
 def test_indexing_what_was_taken_looks_rows_up():

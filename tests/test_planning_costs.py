@@ -347,6 +347,7 @@ def test_simulate():
     assert "4096" in str(simulation)
     of_numpy = zen.simulate(PROFILE, zen.Cluster(8, inter_gbps=1), workers=np.array([2, 8]))
     assert json.loads(json.dumps(of_numpy.to_json()))["points"] == simulation.to_json()["points"][:2]
+    assert zen.simulate(PROFILE, zen.Cluster(8, inter_gbps=1), workers=2).points == simulation.points[:1]
 
 
 def test_bad_simulations():

@@ -119,6 +119,7 @@ ROWS = ("leaves", "table", "by_width", "8")
         ("plan", ("leaves", "table", "shape"), [2**62, 4], "but no array has 2**63"),
         ("plan", ("leaves", "table", "shape", 1), 2**57 + 1, "unit=4 must divide the 144115188075855873 columns"),
         ("plan", ("leaves", "bias", "colour"), "red", "leaves['bias']:"),
+        ("plan", ("leaves", "table", "capacity"), "12", "capacity='12'"),
         ("cluster", ("devices_per_host",), 10**400, "devices_per_host=1000"),
         ("cluster", ("hosts",), 10**9, "hosts=1000000000 must be at most 65535"),
         ("cluster", ("inter_gbps",), 1e-320, "inter_gbps=1e-320 must be a number from 1e-09 to 1e+09"),

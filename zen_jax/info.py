@@ -68,6 +68,12 @@ def total(infos: Mapping[str, Info] | Iterable[Info] | Info) -> Info:
     Args:
       infos: the Infos, or a mapping to them such as `SynchronizeState.info`. Leading axes, of workers or steps, stay.
 
+    Returns:
+      An Info with the same leading axes; of none, one of zeros.
+
+    Raises:
+      ValueError: for anything that is no Info.
+
     >>> one = make_info(bytes_pushed=8., bytes_dense=100., density=0.25, imbalance_push=1.5)
     >>> two = make_info(bytes_pushed=4., bytes_dense=300., density=0.05, imbalance_push=1.1)
     >>> both = total({"embed": one, "head": two})

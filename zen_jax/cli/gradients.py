@@ -24,6 +24,11 @@ def read(paths: Sequence[Path]) -> list[dict[str, np.ndarray]]:
         if len(paths) > 1:
             say(f"reading {path} ({number} of {len(paths)})")
         steps.append(_read(path))
+        held, first = workers(steps[-1]), workers(steps[0])
+        if held != first:
+            raise ValueError(
+                f"{path} holds gradients of {held} workers, but {paths[0]} of {first}. Give steps of one run."
+            )
     return steps
 
 

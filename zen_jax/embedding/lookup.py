@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +56,17 @@ class TakenRows:
         raise ValueError(
             f"a table of shape {self.shape} is used as an array, but only rows at ids can be read: table[ids], not "
             "jnp.take(table, ids). Reading more needs the dense gradient."
+        )
+
+    def _refuse(self, _: Any) -> NoReturn:
+        self.__jax_array__()
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __matmul__ = __rmatmul__ = _refuse
+
+    def __getattr__(self, name: str) -> NoReturn:  # of what a table has as an array, and this has not
+        raise AttributeError(
+            f"table.{name}: the table is used as an array, but only rows at ids can be read: table[ids]. Reading more "
+            "needs the dense gradient."
         )
 
     def gradient(self, rows: Array) -> RowSparseGradient:

@@ -90,6 +90,9 @@ def densify() -> optax.GradientTransformation:
     After `zen_jax.synchronize`, the network still moves only touched rows. The optimizer then works on every row of the
     table, and the step's time and memory grow with the table.
 
+    Returns:
+      A transformation without state, which leaves arrays as they are.
+
     >>> import jax.numpy as jnp, optax
     >>> from zen_jax.row_sparse import RowSparseGradient
     >>> optimizer = optax.chain(densify(), optax.adam(0.1))

@@ -32,7 +32,13 @@ class Autotuned:
 
     def _start(self) -> None:
         self._profiler = Profiler(self._cluster)
-        self._step = self._make_step(self._profiler)
+        self._step = self._made(self._profiler)
+
+    def _made(self, plan: Plan | Profiler) -> Step:
+        step = self._make_step(plan)
+        if not callable(step):
+            raise ValueError(f"make_step returned {step!r}, but must return the step, a function.")
+        return step
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _is_traced(args, kwargs):
@@ -46,7 +52,7 @@ class Autotuned:
         elif self.plan is None and self._calls >= self._steps and self._has_seen_enough():
             profile = self._profiler.profile(partial=True)
             planned = plan(profile, self._cluster, schemes=self._schemes)
-            self._step, self.profile, self.plan = self._make_step(planned), profile, planned
+            self._step, self.profile, self.plan = self._made(planned), profile, planned
         try:
             results = self._step(*args, **kwargs)
         except Exception:

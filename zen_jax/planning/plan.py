@@ -51,6 +51,8 @@ class LeafPlan(Route):
         capacity = (self.capacity,) if errors.is_integer(self.capacity) else self.capacity
         try:
             dtype = jnp.dtype(self.dtype)
+            if isinstance(capacity, str):
+                raise TypeError("a string has no numbers of units")
             capacity = None if capacity is None else tuple(capacity)
             plain = {"shape": tuple(self.shape), "dtype": str(dtype), "capacity": capacity}
         except TypeError as error:

@@ -84,7 +84,7 @@ def simulate(
     profile: SparsityProfile,
     cluster: Cluster,
     *,
-    workers: Sequence[int] = WORKERS,
+    workers: Sequence[int] | int = WORKERS,
     schemes: Collection[str] = WORKER_ORDER_SCHEMES,
 ) -> Simulation:
     """Estimates every scheme for other numbers of workers, with each leaf by itself and as many hosts as that takes.
@@ -97,7 +97,7 @@ def simulate(
     Args:
       profile: a profile of at least 2 workers.
       cluster: the links, and as many hosts as were profiled.
-      workers: numbers of workers, each a multiple of the devices per host, or fewer than those.
+      workers: one or several numbers of workers, each a multiple of the devices per host, or fewer than those.
       schemes: as in `zen_jax.plan`.
 
     Returns:
@@ -117,7 +117,7 @@ def simulate(
         raise ValueError("a profile of 1 worker says nothing about more. Profile at least two workers.")
     flat = profile.n == cluster.workers
     points = []
-    for n in workers:
+    for n in (workers,) if errors.is_integer(workers) else workers:
         errors.check_at_least("workers", n, 2)
         errors.check_workers(n)
         n = int(n)  # NumPy integers have no bit_length
