@@ -293,6 +293,14 @@ def test_more_units_than_32_bits_name(units, options):
 # --- under shard_map, jit and tuples of axes --------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_more_bytes_than_32_bits_count(scheme):
+    reduce = functools.partial(zen.all_reduce, axis_name=harness.AXIS, scheme=scheme, return_info=True)
+    huge = jax.ShapeDtypeStruct((3, 1_500_000_000), jnp.float32)
+    reduced, _ = jax.eval_shape(jax.vmap(reduce, axis_name=harness.AXIS), huge)
+    assert reduced.shape == huge.shape
+
+
 def test_result_counts_as_replicated():
     """check_vma accepts the result wherever it accepts psum's: out_specs=P(), no pcast."""
     n = 4

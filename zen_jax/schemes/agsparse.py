@@ -3,6 +3,7 @@
 from functools import partial
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from zen_jax import _axis, kernels
@@ -50,7 +51,7 @@ def agsparse(x: Array | SparseGradient, axis_name: AxisName, options: ReduceOpti
     branches = [partial(gather, c) for c in rungs] + ([dense] if top < most else [])
     rung = rung_for(fullest, rungs)
     reduced = lax.switch(rung, branches, x, positions, values, counts)
-    dense_taken, moved = rung == len(rungs), dense_bytes(x.size, x.dtype, n)
+    dense_taken, moved = rung == len(rungs), np.float32(dense_bytes(x.size, x.dtype, n))  # may exceed int32
     pushed = jnp.array([*((n - 1) * coo.message_bytes(c, width, x.dtype) for c in rungs), moved], jnp.float32)
     return reduced, make_info(
         density=density(counts_by_worker, units),
