@@ -199,7 +199,7 @@ def test_synchronize_sums_rows(mode):
     distinct = [len(np.unique(of_worker)) for of_worker in ids]
     np.testing.assert_allclose(fused.density, np.mean(distinct) / V, 1e-6)
     np.testing.assert_allclose(fused.density_reduced, len(np.unique(ids)) / V, 1e-6)
-    assert fused.bytes_dense == 2 * (N - 1) / N * V * D * 4
+    assert fused.bytes_dense == 2 * (N - 1) * -(-V * D // N) * 4
 
 
 WIDE = 2000  # columns: two rows fill the smallest message
