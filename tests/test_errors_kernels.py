@@ -81,6 +81,7 @@ import zen_jax as zen
             ("indices have dtype float32", "must be integers"),
         ),
         (lambda: zen.kernels.hierarchical_hash([1, 2], 1, 1, 1, 1), ("indices are a list", "Use jnp.asarray")),
+        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int8), 1, 1, 1, 1), ("int8", "must be int32 or uint32")),
     ],
 )
 def test_kernels(call, fragments):

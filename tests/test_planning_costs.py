@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh
 
 import zen_jax as zen
+from zen_jax._sums import sum_in_order
 from zen_jax.formats.tensor_block import BLOCK
 from zen_jax.planning import calibrate, costs
 from zen_jax.planning.cluster import COLLECTIVES, KERNELS, KernelCost, Link
@@ -22,7 +23,6 @@ from zen_jax.planning.profile import fullest_bin
 from zen_jax.planning.simulate import extrapolate
 from zen_jax.planning.sparsity import LeafProfile
 from zen_jax.schemes import sparcml
-from zen_jax.schemes.dense import sum_in_order
 
 AXIS = harness.AXIS
 SHAPE = (100, BLOCK)  # rows are also OmniReduce's blocks

@@ -15,7 +15,8 @@ import zen_jax as zen
 from zen_jax.errors import MAX_UNITS
 from zen_jax.schemes.options import ReduceOptions
 from zen_jax.schemes.row_sparse import reduce_rows
-from zen_jax.schemes.tables import Tables, together
+from zen_jax.schemes.tables import Tables
+from zen_jax.transforms.messages import row_sparse_messages
 
 SUM = ReduceOptions(op="sum")
 # V and K of each: not multiples of N, one row, more lookups than rows, no rows, no lookups, more rows than touched.
@@ -128,22 +129,33 @@ def leaf(num_rows=9, entries=2, shape=(3,), dtype=jnp.float32):
     return zen.RowSparseGradient(jnp.arange(entries, dtype=jnp.int32), jnp.ones((entries, *shape), dtype), num_rows)
 
 
+def together(leaves, bucket_bytes=1000):
+    """Indices of the leaves that are sent as one among N workers."""
+    found = []
+    jax.vmap(
+        lambda _: found.extend(row_sparse_messages(dict(enumerate(leaves)), harness.AXIS, bucket_bytes)),
+        axis_name=harness.AXIS,
+        axis_size=N,
+    )(None)
+    return found
+
+
 def test_which_tables_travel_together():
     half, wide, flat = leaf(dtype=jnp.bfloat16), leaf(shape=(4,)), leaf(shape=())
-    assert together([], 4, 100) == []
-    assert together([leaf(), half, wide, leaf(50), half, flat], 4, 1000) == [[0, 3], [1, 4], [2], [5]]
-    assert together([leaf()] * 5, n=4, bucket_bytes=2 * 24) == [[0, 1], [2, 3], [4]]
-    assert together([leaf()] * 2, n=4, bucket_bytes=1) == [[0], [1]]
-    most = MAX_UNITS // 4 * 4
-    assert together([leaf(most - 12), leaf(9), leaf(1)], n=4, bucket_bytes=1000) == [[0, 1], [2]]
-    assert together([leaf(MAX_UNITS), leaf(1)], n=4, bucket_bytes=1000) == [[0], [1]]
+    assert together([]) == []
+    assert together([leaf(), half, wide, leaf(50), half, flat]) == [[0, 3], [1, 4], [2], [5]]
+    assert together([leaf()] * 5, bucket_bytes=2 * 24) == [[0, 1], [2, 3], [4]]
+    assert together([leaf()] * 2, bucket_bytes=1) == [[0], [1]]
+    most = MAX_UNITS // N * N
+    assert together([leaf(most - 12), leaf(9), leaf(1)]) == [[0, 1], [2]]
+    assert together([leaf(MAX_UNITS), leaf(1)]) == [[0], [1]]
 
 
 @harness.coarse_ladder()
 def test_the_last_of_all_virtual_rows():
     """Ids of 31 bits: 2**31 - 8 rows in one table, then a table of one tile."""
     tables = ((MAX_UNITS - 7, 2), (3, 2))
-    assert together([leaf(rows) for rows, _ in tables], N, 1000) == [[0, 1]]
+    assert together([leaf(rows) for rows, _ in tables]) == [[0, 1]]
     ids = [np.tile(np.array([[0, MAX_UNITS - 8]], np.int32), (N, 1)), np.tile(np.array([[0, 2]], np.int32), (N, 1))]
     gradients, _ = reduced_both_ways(ids, [np.ones((N, 2, D), np.float32)] * 2, tables)
     for gradient, of_table in zip(gradients, ids, strict=True):

@@ -47,8 +47,9 @@ def all_reduce(
       op: "mean" or "sum".
       scheme: "zen" (Balanced Parallelism), "dense" (psum), "dense_ordered" (dense, summed in worker order), or "auto":
         zen (without a capacity agsparse, among two workers or three), and dense_ordered for any step in which sparse
-        messages could move more bytes. For comparison: "agsparse" (one all-gather), "sparcml" (recursive doubling),
-        "omnireduce" (blocks of 256 elements on contiguous servers) and "sparse_ps" (units on contiguous servers).
+        messages could move more bytes. For comparison: "agsparse" (one all-gather) and "sparcml" (recursive doubling),
+        which also go dense where that moves fewer bytes; "omnireduce" (blocks of 256 elements on contiguous servers)
+        and "sparse_ps" (units on contiguous servers), which, like "zen", never do.
       unit: what one index names: "element", "row", an integer number of columns, or "auto" (blocks of a row).
         Choose "element" for gradients produced by a sparsifier.
       capacity: units that the fullest message is expected to hold, as plans set it; None compiles message sizes for

@@ -10,6 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+"""The names of the dtypes that gradients may have."""
+
 MAX_WORKERS = 65535
 MAX_UNITS = 2**31 - 1
 
@@ -108,7 +111,7 @@ def check_integers(name: str, value: Any) -> None:
 def check_float(name: str, dtype: Any) -> None:
     if isinstance(dtype, np.dtype) and not dtype.isnative:
         raise ValueError(f"{name} has dtype {dtype}, another byte order than this machine's. Convert it with astype.")
-    if dtype not in (jnp.float32, jnp.float64, jnp.float16, jnp.bfloat16):
+    if dtype not in map(jnp.dtype, FLOATS):
         raise ValueError(
             f"{name} has dtype {dtype}, but gradients must be float32, float64, float16 or bfloat16. "
             "Leave other leaves out (optax.masked) or reduce them with jax.lax.psum."

@@ -76,12 +76,22 @@ def reduce_to_range(hashes: Array, size: int) -> Array:
 
 
 def tile_rotation(tile: ArrayLike, n: int, seed: int) -> Array:
-    """The number of servers by which each tile is rotated: uint32 in [0, n), of tile's shape."""
+    """The number of servers by which each tile is rotated: uint32 in [0, n), of tile's shape.
+
+    >>> import numpy as np
+    >>> tile_rotation(np.arange(2), n=4, seed=0).tolist()
+    [0, 3]
+    """
     return reduce_to_range(murmur3(tile, seed), n)
 
 
 def offset_in_tile(server: ArrayLike, rotation: Array, n: int) -> Array:
-    """Which of a tile's n units (0 to n-1, uint32) `server` owns under `rotation`."""
+    """Which of a tile's n units (0 to n-1, uint32) `server` owns under `rotation`.
+
+    >>> import numpy as np
+    >>> offset_in_tile(0, np.array([0, 3], np.uint32), n=4).tolist()
+    [0, 1]
+    """
     return (_uint32(server) + np.uint32(n) - rotation) % np.uint32(n)
 
 
@@ -122,7 +132,21 @@ def index_of(server: ArrayLike, position: ArrayLike, n: int, seed: int = 0) -> A
 
 
 def hash_family(idx: ArrayLike, i: int, size: int, seed: int) -> Array:
-    """h_i of the paper's Algorithm 1, in [0, size): h_0 gives the partition, h_1 to h_k give slots of its memory."""
+    """h_i of the paper's Algorithm 1: h_0 gives the partition, h_1 to h_k give slots of its memory.
+
+    Args:
+      idx: 32-bit integers of any shape.
+      i: which function of the family, from 0.
+      size: number of partitions or slots.
+      seed: h_i has the seed `seed + i`, modulo 2**32.
+
+    Returns:
+      uint32 in [0, size), of idx's shape.
+
+    >>> import numpy as np
+    >>> hash_family(np.arange(2), 0, size=4, seed=0).tolist()
+    [0, 3]
+    """
     return reduce_to_range(murmur3(idx, (int(seed) + i) % 2**32), size)
 
 

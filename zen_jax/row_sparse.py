@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from zen_jax._dtypes import accumulator_dtype
+from zen_jax._sums import accumulator_dtype
 from zen_jax._typing import Array
 from zen_jax.errors import MAX_UNITS, check_integers
 from zen_jax.kernels import unique_ids

@@ -11,10 +11,10 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from zen_jax import _axis, errors
-from zen_jax._dtypes import accumulator_dtype
+from zen_jax._sums import accumulator_dtype
 from zen_jax._typing import Array, AxisName, PyTree, Unit
+from zen_jax.buckets import BUCKET_BYTES, DENSE_BELOW
 from zen_jax.embedding.gradient import value_and_grad as with_rows
-from zen_jax.planning.buckets import BUCKET_BYTES, DENSE_BELOW
 from zen_jax.planning.plan import Plan
 from zen_jax.planning.profiler import Profiler
 from zen_jax.transforms.synchronize import synchronize
@@ -78,15 +78,7 @@ def value_and_grad(
     n = _axis.mesh_size(mesh, axis_name)
     if intra_axis is not None:
         n *= _axis.mesh_size(mesh, intra_axis, "intra_axis")
-    if lookups is not None and argnums != 0:
-        raise ValueError(
-            f"argnums={argnums!r}, but lookups are for argument 0. Put everything to differentiate in one tree, "
-            "argument 0."
-        )
-    if lookups is None and padding_id is not None:
-        raise ValueError(
-            f"padding_id={padding_id!r} applies to lookups, but there are none. Pass lookups too, or neither."
-        )
+    _check_lookups(lookups, argnums, padding_id)
     axes = _axis.combined_axes(axis_name, intra_axis)
     transform = synchronize(
         axis_name,
@@ -100,21 +92,7 @@ def value_and_grad(
         intra_axis=intra_axis,
     )
     differentiated = _positions(argnums)
-    replicated, split = PartitionSpec(), PartitionSpec(axes)
-    explicit = {axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit}
-    placed = PartitionSpec(tuple(axis for axis in _axis.axis_names(axes) if axis in explicit))  # XLA places the rest
-
-    def spec_of(array: Array, position: int, count: int) -> PartitionSpec:
-        if not array.shape or {position, position - count} & set(differentiated):
-            return replicated
-        if array.shape[0] % n:
-            raise ValueError(
-                f"argument {position} of {fun} has a batch of {array.shape[0]} (shape {array.shape}), which does not "
-                f"split evenly over {n} workers. Pad or trim it to a multiple of {n}, or pass it by keyword if it is "
-                "not a batch."
-            )
-        return split
-
+    whole, shares = PartitionSpec(), PartitionSpec(axes)
     if lookups is None:
         local = jax.value_and_grad(fun, argnums, has_aux)
     else:
@@ -129,11 +107,8 @@ def value_and_grad(
             )
         leaves, treedef = jax.tree.flatten((args, kwargs))
         arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray | np.generic)}
-        positions = [position for position, arg in enumerate(args) for _ in jax.tree.leaves(arg)]
-        specs = {
-            i: spec_of(array, positions[i], len(args)) if i < len(positions) else replicated
-            for i, array in arrays.items()
-        }
+        batches = _batches(args, differentiated, arrays, n, fun)
+        specs = {i: shares if i in batches else whole for i in arrays}
 
         def worker(arrays: dict[int, Array]) -> tuple:
             own, same = treedef.unflatten([arrays.get(i, leaf) for i, leaf in enumerate(leaves)])
@@ -145,19 +120,55 @@ def value_and_grad(
             gradients, state = transform.update(gradients, None)
             return value, jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], aux), gradients, state.info
 
-        if explicit:
-            arrays = {
-                i: jax.reshard(array, NamedSharding(mesh, placed if specs[i] == split else specs[i]))
-                for i, array in arrays.items()
-            }
         # check_vma would make jax.grad reduce the gradients of the replicated arguments before zen sees them.
         value, aux, gradients, info = jax.shard_map(
-            worker, mesh=mesh, in_specs=(specs,), out_specs=(replicated, split, replicated, replicated), check_vma=False
-        )(arrays)
+            worker, mesh=mesh, in_specs=(specs,), out_specs=(whole, shares, whole, whole), check_vma=False
+        )(_placed(arrays, batches, mesh, axes))
         results = ((value, aux) if has_aux else value, gradients)
         return (*results, info) if return_info else results
 
     return wrapped
+
+
+def _check_lookups(lookups: Any, argnums: Any, padding_id: Any) -> None:
+    if lookups is not None and argnums != 0:
+        raise ValueError(
+            f"argnums={argnums!r}, but lookups are for argument 0. Put everything to differentiate in one tree, "
+            "argument 0."
+        )
+    if lookups is None and padding_id is not None:
+        raise ValueError(
+            f"padding_id={padding_id!r} applies to lookups, but there are none. Pass lookups too, or neither."
+        )
+
+
+def _batches(
+    args: tuple[PyTree, ...], differentiated: tuple[int, ...], arrays: Mapping[int, Array], n: int, fun: Any
+) -> set[int]:
+    """Which leaves of the arguments are split over n workers; `arrays` has those that are arrays, by number."""
+    positions = [position for position, arg in enumerate(args) for _ in jax.tree.leaves(arg)]  # of keywords: none
+    batches = set()
+    for i, position in enumerate(positions):
+        if i not in arrays or not arrays[i].shape or {position, position - len(args)} & set(differentiated):
+            continue
+        shape = arrays[i].shape
+        if shape[0] % n:
+            raise ValueError(
+                f"argument {position} of {fun} has a batch of {shape[0]} (shape {shape}), which does not split evenly "
+                f"over {n} workers. Pad or trim it to a multiple of {n}, or pass it by keyword if it is not a batch."
+            )
+        batches.add(i)
+    return batches
+
+
+def _placed(arrays: dict[int, Array], batches: set[int], mesh: Mesh, axes: AxisName) -> dict[int, Array]:
+    """The arrays as a shard_map takes them, where a mesh has axes of which XLA must be told."""
+    explicit = {axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit}
+    if not explicit:
+        return arrays
+    along = PartitionSpec(tuple(axis for axis in _axis.axis_names(axes) if axis in explicit))
+    specs = {i: along if i in batches else PartitionSpec() for i in arrays}
+    return {i: jax.reshard(array, NamedSharding(mesh, specs[i])) for i, array in arrays.items()}
 
 
 def _positions(argnums: Any) -> tuple[int, ...]:

@@ -21,7 +21,6 @@ from zen_jax.cli import bench_report, gradients, launch, output, workers
 from zen_jax.cli import options as shared
 from zen_jax.cli.timing import time_cases
 from zen_jax.planning.cluster import GBPS, LATENCY_US
-from zen_jax.planning.estimate import Estimate
 
 EXAMPLES = """  zen-jax bench --workers 4
   zen-jax bench --workers 8 --density 0.001 --rows 100000 --columns 256 --plot bench.png
@@ -180,7 +179,7 @@ def _bench(
 class Scheme:
     """A case of `time_cases`: reduces a tree's leaves by `zen_jax.all_reduce`, each as estimated for a scheme."""
 
-    def __init__(self, name: str, estimate: Estimate, placed: Sequence[Mapping[str, Any]], mesh: Mesh) -> None:
+    def __init__(self, name: str, estimate: zen.Estimate, placed: Sequence[Mapping[str, Any]], mesh: Mesh) -> None:
         self.name, self._placed = name, placed
         options = {leaf: each.candidate.options for leaf, each in estimate.under(name).items()}
 

@@ -9,12 +9,11 @@ import jax
 import zen_jax as zen
 from zen_jax.cli.output import Result
 from zen_jax.cli.timing import Timing
-from zen_jax.planning.estimate import Estimate
 from zen_jax.planning.table import table
 
 
 def result(
-    timings: Sequence[Timing], estimate: Estimate, cluster: zen.Cluster, choice: Mapping[str, str], baseline: str
+    timings: Sequence[Timing], estimate: zen.Estimate, cluster: zen.Cluster, choice: Mapping[str, str], baseline: str
 ) -> Result:
     """Timings by scheme, fastest first, next to the estimates; speed-ups are over the scheme `baseline`."""
     document = _document(timings, estimate, cluster, choice, baseline)
@@ -22,7 +21,7 @@ def result(
 
 
 def _document(
-    timings: Sequence[Timing], estimate: Estimate, cluster: zen.Cluster, choice: Mapping[str, str], baseline: str
+    timings: Sequence[Timing], estimate: zen.Estimate, cluster: zen.Cluster, choice: Mapping[str, str], baseline: str
 ) -> dict[str, Any]:
     slow = next(timing.median for timing in timings if timing.name == baseline)
     schemes = [
@@ -37,7 +36,7 @@ def _document(
             "first_call": timing.first_call,
             "received": timing.received,
             "bytes": timing.info["bytes_pushed"] + timing.info["bytes_pulled"],
-            "estimate": estimate.total(timing.name)[0],
+            "estimate": estimate.total(timing.name).seconds,
             "speed_up": slow / timing.median,
             "info": timing.info,
         }
@@ -49,7 +48,7 @@ def _document(
         "platform": jax.default_backend(),
         "cluster": dataclasses.asdict(cluster),
         "schemes": schemes,
-        "lower bound": dict(zip(("seconds", "bytes"), estimate.bound, strict=True)),
+        "lower bound": estimate.bound.to_json(),
         "choice": dict(choice),
     }
 

@@ -27,13 +27,13 @@ def run(options: argparse.Namespace) -> output.Result:
     return output.Result(str(estimate), estimate.to_json(), lambda figure: _draw(estimate, figure))
 
 
-def _draw(estimate: zen.planning.estimate.Estimate, figure: Any) -> None:
+def _draw(estimate: zen.Estimate, figure: Any) -> None:
     """A bar for each scheme, for all leaves together."""
     schemes = dict.fromkeys(scheme for leaf in estimate.leaves.values() for scheme in leaf)
-    seconds = {scheme: estimate.total(scheme)[0] for scheme in schemes}
+    seconds = {scheme: estimate.total(scheme).seconds for scheme in schemes}
     slowest_first = sorted(seconds, key=seconds.get, reverse=True)
     axes = figure.subplots()
     axes.barh(slowest_first, [seconds[scheme] * 1e3 for scheme in slowest_first])
-    axes.axvline(estimate.bound[0] * 1e3, color="black", linestyle=":", label="lower bound")
+    axes.axvline(estimate.bound.seconds * 1e3, color="black", linestyle=":", label="lower bound")
     axes.set(xlabel="estimated ms", title=f"All leaves, {estimate.n} workers")
     axes.legend()

@@ -8,9 +8,10 @@ from typing import Any
 import zen_jax as zen
 from zen_jax.cli import options as shared
 from zen_jax.cli import output
-from zen_jax.planning.estimate import Estimate, estimate_leaf, total_seconds_and_bytes
+from zen_jax.planning.estimate import estimate_leaf, total_cost
 from zen_jax.planning.joined import joined_vector
 from zen_jax.planning.messages import Message, messages
+from zen_jax.planning.plan import candidate_schemes, plan_of
 from zen_jax.planning.sparsity import SparsityProfile
 
 EXAMPLES = """  zen-jax plan profile.json --gbps 25 --latency-us 50
@@ -30,9 +31,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> output.Result:
     profile = shared.profile(options)
     cluster = shared.cluster(options, profile.n)
-    plan = zen.plan(profile, cluster, schemes=options.schemes)
-    estimate = zen.estimate(profile, cluster)
-    rows = [_Row(message, profile, cluster, estimate) for message in messages(profile, cluster, options.schemes)]
+    sent = messages(profile, cluster, candidate_schemes(options.schemes))
+    plan, estimate = plan_of(sent, profile), zen.estimate(profile, cluster)
+    rows = [_Row(message, profile, cluster, estimate) for message in sent]
     return output.Result(
         f"{plan}\n{_gain(rows, estimate)}", plan.to_json(), lambda figure: _draw(rows, estimate, figure)
     )
@@ -41,7 +42,9 @@ def run(options: argparse.Namespace) -> output.Result:
 class _Row:
     """Leaves that the plan sends as one: as planned, dense by psum, and the lower bound."""
 
-    def __init__(self, message: Message, profile: SparsityProfile, cluster: zen.Cluster, estimate: Estimate) -> None:
+    def __init__(
+        self, message: Message, profile: SparsityProfile, cluster: zen.Cluster, estimate: zen.Estimate
+    ) -> None:
         leaves = [profile.leaves[name] for name in message.leaves]
         others = f" and {len(leaves) - 1} more" if len(leaves) > 1 else ""
         self.label = message.leaves[0] + others
@@ -50,15 +53,14 @@ class _Row:
         self.bound = sum(estimate.bounds[name].seconds for name in message.leaves)
 
 
-def _gain(rows: list[_Row], estimate: Estimate) -> str:
+def _gain(rows: list[_Row], estimate: zen.Estimate) -> str:
     cases = ([row.planned for row in rows], [row.dense for row in rows])
-    planned, dense = (
-        f"{seconds * 1e3:.3f} ms and {nbytes / 1e6:.3f} MB" for seconds, nbytes in map(total_seconds_and_bytes, cases)
-    )
+    costs = map(total_cost, cases)
+    planned, dense = (f"{cost.seconds * 1e3:.3f} ms and {cost.nbytes / 1e6:.3f} MB" for cost in costs)
     return f"estimated: {planned} a step; dense {dense}{estimate.caveat}"
 
 
-def _draw(rows: list[_Row], estimate: Estimate, figure: Any) -> None:
+def _draw(rows: list[_Row], estimate: zen.Estimate, figure: Any) -> None:
     """Three bars for each leaf, or for those sent as one: dense, as planned, and the lower bound."""
     cases = {
         "dense": [row.dense.seconds for row in rows],

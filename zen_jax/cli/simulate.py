@@ -51,18 +51,18 @@ def _workers(profiled: int, cluster: zen.Cluster, most: int) -> list[int]:
     return workers
 
 
-def _draw(simulation: zen.planning.simulate.Simulation, figure: Any) -> None:
+def _draw(simulation: zen.Simulation, figure: Any) -> None:
     """Speed-up over dense by number of workers: of every scheme, of the choice, and of the lower bound."""
     workers = [point.n for point in simulation.points]
-    dense = [point.estimate.total("dense")[0] for point in simulation.points]
+    dense = [point.estimate.total("dense").seconds for point in simulation.points]
 
     def over(seconds: Iterable[float]) -> list[float]:
         return [most / each if each else float("nan") for most, each in zip(dense, seconds, strict=True)]
 
     axes = figure.subplots()
     for scheme in simulation.schemes:
-        axes.plot(workers, over(point.estimate.total(scheme)[0] for point in simulation.points), label=scheme)
-    axes.plot(workers, over(point.estimate.bound[0] for point in simulation.points), "k:", label="lower bound")
+        axes.plot(workers, over(point.estimate.total(scheme).seconds for point in simulation.points), label=scheme)
+    axes.plot(workers, over(point.estimate.bound.seconds for point in simulation.points), "k:", label="lower bound")
     axes.plot(workers, [point.speed_up for point in simulation.points], "k*", label="choice")
     axes.set(xlabel="workers", ylabel="speed-up over dense", xscale="log", yscale="log", xticks=workers)
     axes.set_xticks(workers, list(map(str, workers)))

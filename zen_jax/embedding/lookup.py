@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from zen_jax._dtypes import accumulator_dtype
+from zen_jax._sums import accumulator_dtype
 from zen_jax._typing import Array, PyTree
 from zen_jax.errors import check_choice, check_integers, is_integer
 from zen_jax.kernels import unique_ids

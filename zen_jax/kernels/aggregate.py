@@ -4,9 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from zen_jax._division import divide
-from zen_jax._dtypes import accumulator_dtype
 from zen_jax._lowering import custom_call_or
+from zen_jax._sums import accumulator_dtype, divide
 from zen_jax._typing import Array
 from zen_jax.errors import (
     check_at_least,

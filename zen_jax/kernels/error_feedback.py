@@ -12,8 +12,8 @@ import numpy as np
 from jax import lax
 
 from zen_jax import selection
-from zen_jax._dtypes import accumulator_dtype
 from zen_jax._lowering import custom_call_or
+from zen_jax._sums import accumulator_dtype
 from zen_jax._typing import Array
 from zen_jax.errors import check_at_least, check_dtype, check_float, check_shape
 from zen_jax.hashing import fmix32

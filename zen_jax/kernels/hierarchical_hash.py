@@ -32,7 +32,7 @@ def hierarchical_hash(
       overflow: int32 [], how many of them found no slot: 0 if nothing was lost, which r2 >= max(counts) guarantees.
 
     Raises:
-      ValueError: for n, r1 or k below 1, r2 below 0, indices that are not integers or of another rank, or, in pure JAX,
+      ValueError: for n, r1 or k below 1, r2 below 0, indices of another dtype or rank, or, in pure JAX,
         more than 2**31 - 1 slots.
 
     >>> import jax.numpy as jnp
@@ -44,6 +44,8 @@ def hierarchical_hash(
     serial counter.
     """
     check_integers("indices", indices)
+    if jnp.result_type(indices).itemsize != 4:
+        raise ValueError(f"indices have dtype {indices.dtype}, but must be int32 or uint32. Convert them with astype.")
     check_rank("indices", jnp.shape(indices), (1,))
     check_workers(n)
     check_seed(seed)

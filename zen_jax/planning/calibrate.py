@@ -14,9 +14,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import ArrayLike
 
 from zen_jax import _axis, kernels
+from zen_jax._sums import sum_in_order
 from zen_jax._typing import Array, AxisName
 from zen_jax.planning.cluster import COLLECTIVES, Cluster, KernelCost, Link, collective_steps
-from zen_jax.schemes.dense import sum_in_order
 
 SMALL, MEDIUM, LARGE = 4, 1 << 20, 1 << 26  # bytes that a worker sends in one collective; SMALL shows latency alone
 LARGE_SECONDS = 0.4  # limit for a collective of large messages: slow links get smaller ones

@@ -20,7 +20,14 @@ _POINT_TO_POINT = ("all_to_all", *_DIRECT)
 
 @dataclass(frozen=True)
 class Link:
-    """A measured collective: each of its steps takes `latency_us`, and each worker's bytes travel at `gbps`."""
+    """A measured collective: each of its steps takes `latency_us`, and each worker's bytes travel at `gbps`.
+
+    Raises a ValueError for a latency or rate that no link has.
+
+    >>> cluster = Cluster(hosts=4, collectives={"psum": Link(latency_us=20, gbps=8)})
+    >>> round(cluster.seconds("psum", 1e6, n=4), 6)
+    0.00104
+    """
 
     latency_us: float
     gbps: float
@@ -32,7 +39,14 @@ class Link:
 
 @dataclass(frozen=True)
 class KernelCost:
-    """A measured kernel: seconds per byte of the dense tensor, and per byte of its non-zero units."""
+    """A measured kernel: seconds per byte of the dense tensor, and per byte of its non-zero units.
+
+    Raises a ValueError for rates that no kernel has.
+
+    >>> cluster = Cluster(hosts=4, kernels={"partition": KernelCost(dense=1e-10, nonzero=2e-10)})
+    >>> round(cluster.seconds_computing("partition", dense=1e6, nonzero=1e4, n=4), 9)
+    0.000102
+    """
 
     dense: float
     nonzero: float

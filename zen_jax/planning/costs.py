@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zen_jax._dtypes import accumulator_dtype
+from zen_jax._sums import accumulator_dtype
 from zen_jax.formats import coo
 from zen_jax.formats.tensor_block import BLOCK
 from zen_jax.formats.words import WORD_BYTES

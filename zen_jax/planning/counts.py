@@ -5,7 +5,7 @@ them, and the counts are added up. The gradients' values are not sent.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -67,6 +67,10 @@ class Touched(NamedTuple):
     bits: Array  # bool [units], of those examined
     in_all: Array | None  # int32 [], how many of all units, if those examined are a sample
 
+    @property
+    def sampled(self) -> bool:
+        return self.in_all is not None
+
 
 def touched(x: Array, limits: Mapping[int, int | None]) -> dict[int, Touched]:
     """Which units of each width a gradient touches, found in one pass over it.
@@ -124,11 +128,6 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list
     received = _axis.all_to_all(jnp.concatenate(slices, axis=1), axis_name)  # everyone's bits of my units
     ends = np.cumsum([each.shape[1] for each in slices])[:-1].tolist()
 
-    def fullest(bitmap: Touched, bits: Array) -> Array:
-        if bitmap.in_all is not None:
-            return jnp.zeros((), jnp.int32)
-        return jnp.max(kernels.partition(bits.astype(jnp.float32), n, 1, seed=seed)[2])
-
     def count_my_units(received: Array) -> dict[str, Array | list[Array]]:
         touching = jnp.sum(unpack_bits(received), axis=0, dtype=jnp.int32)
         sharing = touching[None, :] == jnp.arange(1, n + 1, dtype=jnp.int32)[:, None]
@@ -141,10 +140,10 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list
     def count_my_messages(bitmap: Touched, words: Array, received: Array) -> dict[str, Array]:
         return {
             "union": _partial_sums(received)[-1][0],
-            "push": fullest(bitmap, bitmap.bits),
+            "push": _zero() if bitmap.sampled else _fullest_hashed(bitmap.bits, n, seed),
             "segments": _fullest_segments(words, bitmap.bits.size, every_partition),
             "total": _popcount(words),
-            "touched": _popcount(words) if bitmap.in_all is None else bitmap.in_all,
+            "touched": bitmap.in_all if bitmap.sampled else _popcount(words),
         }
 
     received = jnp.split(received, ends, axis=1)
@@ -152,7 +151,7 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list
     summed = unpack(lax.psum(pack(of_units), axis_name), of_units)
     mine = [count_my_messages(*each) for each in zip(bitmaps, words, received, strict=True)]
     every = unpack(_axis.all_gather(pack(mine), axis_name), mine)
-    return [_counts(*each, every_partition, fullest) for each in zip(bitmaps, summed, every, strict=True)]
+    return [_counts(*each, every_partition, seed) for each in zip(bitmaps, summed, every, strict=True)]
 
 
 def pack(tree: Any) -> Array:
@@ -177,7 +176,7 @@ def _counts(
     summed: dict[str, Any],
     every: dict[str, Array],
     parts: np.ndarray,
-    fullest: Callable[[Touched, Array], Array],
+    seed: int,
 ) -> Counts:
     """Counts from the sums over all units and from every worker's own values [n, ...]."""
     units, n = bitmap.bits.size, every["push"].size
@@ -192,11 +191,20 @@ def _counts(
         sharers=summed["sharers"],
         partial_sums=jnp.stack([jnp.max(group) for group in summed["partial_sums"]]),
         push=jnp.max(every["push"]),
-        pull=fullest(bitmap, unpack_bits(union)[:units]),
+        pull=_zero() if bitmap.sampled else _fullest_hashed(unpack_bits(union)[:units], n, seed),
         contiguous_push=jnp.max(every["segments"][:, parts.tolist().index(n)]),
         contiguous_pull=_fullest_segments(union, units, np.asarray([n]))[0],
         skewness=jnp.sum(skewness, axis=0) / having,
     )
+
+
+def _fullest_hashed(bits: Array, n: int, seed: int) -> Array:
+    """Most set bits that any of n hashed servers owns."""
+    return jnp.max(kernels.partition(bits.astype(jnp.float32), n, 1, seed=seed)[2])
+
+
+def _zero() -> Array:
+    return jnp.zeros((), jnp.int32)
 
 
 def _partial_sums(received: Array) -> list[Array]:

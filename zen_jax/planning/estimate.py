@@ -2,11 +2,11 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from zen_jax._dtypes import accumulator_dtype
+from zen_jax._sums import accumulator_dtype
 from zen_jax.errors import check_choice, check_instance
 from zen_jax.planning.cluster import Cluster, check_cluster
 from zen_jax.planning.costs import Candidate, candidates, lower_bound
@@ -28,12 +28,15 @@ class Estimated:
         return self.candidate.nbytes
 
 
-@dataclass(frozen=True)
-class Bound:
-    """The least that any scheme could take: bytes that a worker receives, and seconds at the link's full rate."""
+class Cost(NamedTuple):
+    """Time of one step, and the bytes that a worker pushes and pulls in it."""
 
-    nbytes: float
     seconds: float
+    nbytes: float
+
+    def to_json(self) -> dict[str, float]:
+        """The cost as plain values."""
+        return {"seconds": self.seconds, "bytes": self.nbytes}
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Estimate:
 
     n: int
     leaves: Mapping[str, Mapping[str, Estimated]]  # by leaf, then by scheme
-    bounds: Mapping[str, Bound]
+    bounds: Mapping[str, Cost]  # the least that any scheme could take: what a worker receives, at the link's full rate
     counts_computing: bool  # besides sending: whether the cluster has measured kernels
 
     def best(self, leaf: str, schemes: Sequence[str]) -> Estimated:
@@ -66,14 +69,14 @@ class Estimate:
         check_choice("scheme", scheme, registry.names())
         return {leaf: known.get(scheme, known["dense_ordered"]) for leaf, known in self.leaves.items()}
 
-    def total(self, scheme: str) -> tuple[float, float]:
-        """Total seconds and bytes of all leaves under one scheme, as `under`."""
-        return total_seconds_and_bytes(self.under(scheme).values())
+    def total(self, scheme: str) -> Cost:
+        """The cost of all leaves under one scheme, as `under`."""
+        return total_cost(self.under(scheme).values())
 
     @property
-    def bound(self) -> tuple[float, float]:
-        """Least total seconds and bytes of all leaves."""
-        return total_seconds_and_bytes(self.bounds.values())
+    def bound(self) -> Cost:
+        """The least cost of all leaves."""
+        return total_cost(self.bounds.values())
 
     def to_json(self) -> dict[str, Any]:
         """The estimate as plain values."""
@@ -82,7 +85,7 @@ class Estimate:
                 scheme: {"seconds": each.seconds, "bytes": each.nbytes, "unit": each.candidate.unit}
                 for scheme, each in schemes.items()
             }
-            | {"lower bound": {"seconds": self.bounds[leaf].seconds, "bytes": self.bounds[leaf].nbytes}}
+            | {"lower bound": self.bounds[leaf].to_json()}
             for leaf, schemes in self.leaves.items()
         }
         return {"n": self.n, "counts_computing": self.counts_computing, "leaves": leaves}
@@ -111,9 +114,9 @@ def profiled_workers(profile: SparsityProfile, cluster: Cluster) -> int:
     return profile.n
 
 
-def total_seconds_and_bytes(leaves: Collection[Estimated | Bound]) -> tuple[float, float]:
-    """Total seconds and bytes of some leaves."""
-    return sum(leaf.seconds for leaf in leaves), sum(leaf.nbytes for leaf in leaves)
+def total_cost(leaves: Collection[Estimated | Cost]) -> Cost:
+    """The cost of several leaves."""
+    return Cost(sum(leaf.seconds for leaf in leaves), sum(leaf.nbytes for leaf in leaves))
 
 
 def estimate(profile: SparsityProfile, cluster: Cluster) -> Estimate:
@@ -169,10 +172,10 @@ def latency(candidate: Candidate, cluster: Cluster, n: int) -> float:
     return _seconds_inside(0, cluster, n) + across
 
 
-def _bound(leaf: LeafProfile, cluster: Cluster, n: int) -> Bound:
+def _bound(leaf: LeafProfile, cluster: Cluster, n: int) -> Cost:
     least = lower_bound(leaf, n)
     transfer = least * 8 / (cluster.fastest_gbps(n) * 1e9)
-    return Bound(least, _seconds_inside(leaf.nbytes, cluster, n) + transfer)
+    return Cost(_seconds_inside(leaf.nbytes, cluster, n) + transfer, least)
 
 
 def _seconds_inside(nbytes: float, cluster: Cluster, n: int) -> float:

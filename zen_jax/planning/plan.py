@@ -10,11 +10,11 @@ import numpy as np
 
 from zen_jax import errors
 from zen_jax._typing import Array
-from zen_jax.planning.buckets import BUCKET_BYTES
+from zen_jax.buckets import BUCKET_BYTES
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.costs import Candidate, Route
 from zen_jax.planning.documents import JsonDocument, each_entry
-from zen_jax.planning.messages import messages
+from zen_jax.planning.messages import Message, messages
 from zen_jax.planning.sparsity import LeafProfile, SparsityProfile
 from zen_jax.planning.table import table
 from zen_jax.row_sparse import is_row_sparse
@@ -34,6 +34,9 @@ class LeafPlan(Route):
     Raises:
       ValueError: for an unknown scheme or format, a capacity below 1 (in a bucket 0), an invalid dtype, unit or bucket,
         or a unit that does not divide the columns.
+
+    >>> LeafPlan((1000, 64), "float32", scheme="zen", unit=16, capacity=(30, 100)).options["capacity"]
+    (30, 100)
     """
 
     shape: tuple[int, ...]
@@ -81,6 +84,15 @@ class Plan(JsonDocument):
     Leaves with row-sparse gradients need no plan: they are sent as they are. A tree that is synchronised in parts
     (`optax.partition`) has one plan, in which each part finds its own leaves; of a bucket, too, it sends those that it
     has, with their capacities added up.
+
+    Raises a ValueError for numbers of workers or seeds that cannot be, more capacities than a scheme has exchanges, or
+    leaves of one bucket that are sent differently.
+
+    >>> plan = Plan(4, {"table": LeafPlan((1000, 64), "float32", scheme="zen", unit=16, capacity=(30, 100))})
+    >>> print(plan)
+    plan for 4 workers
+    leaf   shape       dtype    scheme  unit  formats           capacity  bucket
+    table  (1000, 64)  float32  zen     16    coo, hash_bitmap  30, 100
     """
 
     kind = "plan"
@@ -186,10 +198,14 @@ def plan(
 
     Source: ZEN (OSDI 2025), section 3: the scheme by comparing Equations 1 and 2.
     """
-    schemes = candidate_schemes(schemes)
     errors.check_at_least("bucket_bytes", bucket_bytes, 1)
+    return plan_of(messages(profile, cluster, candidate_schemes(schemes), bucket_bytes), profile)
+
+
+def plan_of(sent: Sequence[Message], profile: SparsityProfile) -> Plan:
+    """The plan that sends a profile's leaves in these messages."""
     chosen, fused = {}, itertools.count()
-    for message in messages(profile, cluster, schemes, bucket_bytes):
+    for message in sent:
         bucket = next(fused) if len(message.leaves) > 1 else None
         leaves, candidate = [profile.leaves[name] for name in message.leaves], message.way.candidate
         for name, leaf, capacity in zip(message.leaves, leaves, _capacities(candidate, leaves), strict=True):

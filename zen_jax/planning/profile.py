@@ -11,9 +11,9 @@ from jax.sharding import AxisType
 
 from zen_jax import errors
 from zen_jax._typing import Array, PyTree, Unit
+from zen_jax.buckets import DENSE_BELOW
 from zen_jax.errors import check_float, check_seed, check_workers
 from zen_jax.formats.tensor_block import BLOCK
-from zen_jax.planning.buckets import DENSE_BELOW
 from zen_jax.planning.counts import SAMPLED_TOGETHER, Counts, count_stacked, partitions
 from zen_jax.planning.sparsity import FULLEST, LeafProfile, SparsityProfile, UnitProfile
 from zen_jax.trees import is_sparse_leaf, named_leaves
@@ -127,9 +127,10 @@ def leaf_profile(shape: tuple[int, ...], dtype: Any, steps: Sequence[Mapping[int
 def _unit_profile(elements: int, width: int, counts: Counts) -> UnitProfile:
     """The profile of one step.
 
-    A sample tells only ratios to what each worker touches, which is counted in all: it may miss most of what lies
-    together, as the frequent words of a vocabulary do. As many units as are sampled together count as touched by every
-    worker alone, in the range of one server, besides those seen. Theorem 2 bounds what a sample cannot tell.
+    A sample gives ratios; how many units each worker touches in all, which is counted exactly, gives the scale. It may
+    miss most of what lies together, as the frequent words of a vocabulary do: one piece's worth of units is added to
+    every worker's, as if no two shared any (the worst for unions) and one server owned them all (the worst for ranges).
+    Theorem 2 bounds what a sample cannot tell.
     """
     units, n = -(-elements // width), counts.touched.size
     sampled, range_size = int(counts.units) < units, -(-units // n)

@@ -10,7 +10,7 @@ from jax import lax
 
 from zen_jax import _axis
 from zen_jax._typing import Array, AxisName
-from zen_jax.planning.buckets import DENSE_BELOW, small_tables, table_kind
+from zen_jax.buckets import DENSE_BELOW, small_tables, table_kind
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.counts import BITS_PER_BYTE, Counts, Touched, count, pack, touched, unpack
 from zen_jax.planning.profile import candidate_widths, leaf_profile
@@ -121,7 +121,9 @@ class Profiler:
         for (name, width), counted in zip(found, unpack(np.asarray(packed), shapes), strict=True):
             reports[name][width] = counted
         for name, report in reports.items():
-            self._reports[name].setdefault(int(device), []).append(report)
+            held, device = self._reports[name], int(device)
+            if not held or device <= min(held):  # reports are the same on every device: those of one are enough
+                held.setdefault(device, []).append(report)
 
     @property
     def steps(self) -> int | None:
@@ -134,7 +136,7 @@ class Profiler:
         return max(map(len, self._seen().values()), default=0)
 
     def _seen(self) -> dict[str, list[Report]]:
-        """One report per step: reports are the same on every device, and a host may see those of several devices."""
+        """One report per step."""
         jax.effects_barrier()
         return {name: devices[min(devices)] if devices else [] for name, devices in self._reports.items()}
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from zen_jax import errors
 from zen_jax.planning.cluster import Cluster
-from zen_jax.planning.estimate import Estimate, estimate, profiled_workers, total_seconds_and_bytes
+from zen_jax.planning.estimate import Cost, Estimate, estimate, profiled_workers, total_cost
 from zen_jax.planning.plan import WORKER_ORDER_SCHEMES, candidate_schemes
 from zen_jax.planning.profile import fullest_bin
 from zen_jax.planning.sparsity import SparsityProfile, UnitProfile
@@ -28,15 +28,15 @@ class Simulated:
     choice: dict[str, str]
 
     @property
-    def planned(self) -> tuple[float, float]:
-        """Total seconds and bytes of all leaves, each under its chosen scheme."""
-        return total_seconds_and_bytes([self.estimate.leaves[leaf][scheme] for leaf, scheme in self.choice.items()])
+    def planned(self) -> Cost:
+        """The cost of all leaves, each under its chosen scheme."""
+        return total_cost([self.estimate.leaves[leaf][scheme] for leaf, scheme in self.choice.items()])
 
     @property
     def speed_up(self) -> float:
         """How many times as fast as dense the choices are; 1 if nothing takes time."""
-        seconds = self.planned[0]
-        return self.estimate.total("dense")[0] / seconds if seconds else 1.0
+        seconds = self.planned.seconds
+        return self.estimate.total("dense").seconds / seconds if seconds else 1.0
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,12 @@ class Simulation:
 
     def to_json(self) -> dict[str, Any]:
         """The simulation as plain values, for all leaves together."""
-
-        def plain(total: tuple[float, float]) -> dict[str, float]:
-            return dict(zip(("seconds", "bytes"), total, strict=True))
-
         points = [
             {
                 "n": point.n,
-                "schemes": {scheme: plain(point.estimate.total(scheme)) for scheme in self.schemes},
-                "lower bound": plain(point.estimate.bound),
-                "planned": plain(point.planned),
+                "schemes": {scheme: point.estimate.total(scheme).to_json() for scheme in self.schemes},
+                "lower bound": point.estimate.bound.to_json(),
+                "planned": point.planned.to_json(),
                 "speed_up": point.speed_up,
                 "choice": point.choice,
             }
@@ -73,9 +69,10 @@ class Simulation:
     def __str__(self) -> str:
         rows = [("n", *self.schemes, "lower bound", "speed-up", "choice")]
         for point in self.points:
-            seconds = (*(point.estimate.total(scheme)[0] for scheme in self.schemes), point.estimate.bound[0])
+            costs = (*map(point.estimate.total, self.schemes), point.estimate.bound)
+            ms = (f"{cost.seconds * 1e3:.2f}" for cost in costs)
             choice = ", ".join(dict.fromkeys(point.choice.values()))
-            rows.append((str(point.n), *(f"{each * 1e3:.2f}" for each in seconds), f"{point.speed_up:.2f}", choice))
+            rows.append((str(point.n), *ms, f"{point.speed_up:.2f}", choice))
         caveat = self.points[0].estimate.caveat if self.points else ""
         return f"ms by number of workers, and the speed-up of the choice over dense{caveat}\n{table(rows)}"
 

@@ -8,9 +8,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from zen_jax._dtypes import FLOATS
 from zen_jax._typing import Unit
+from zen_jax.buckets import DENSE_BELOW
 from zen_jax.errors import (
+    FLOATS,
     check_array_shape,
     check_at_least,
     check_between,
@@ -19,7 +20,6 @@ from zen_jax.errors import (
     check_seed,
     check_workers,
 )
-from zen_jax.planning.buckets import DENSE_BELOW
 from zen_jax.planning.documents import JsonDocument, as_object, as_tuple, each_entry
 from zen_jax.planning.table import table
 from zen_jax.units import unit_width

@@ -4,13 +4,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from zen_jax import _axis
-from zen_jax._division import divide
-from zen_jax._dtypes import accumulator_dtype
+from zen_jax._sums import accumulator_dtype, sum_in_order
 from zen_jax._typing import Array, AxisName
 from zen_jax.info import Info, make_info
 from zen_jax.schemes.options import ReduceOptions
-
-UNROLLED_WORKERS = 32
 
 
 def dense_bytes(elements: int, dtype: jnp.dtype, n: int) -> int:
@@ -32,20 +29,6 @@ def dense_ordered(x: Array, axis_name: AxisName, options: ReduceOptions) -> tupl
     chunks = jnp.pad(x.reshape(-1), (0, -x.size % n)).reshape(n, -1)
     total = sum_in_order(_axis.all_to_all(chunks, axis_name), options.divisor(n))
     return _axis.all_gather(total, axis_name).reshape(-1)[: x.size].reshape(x.shape), _info(x.size, x.dtype, n)
-
-
-def sum_in_order(parts: Array, divisor: int) -> Array:
-    """[n, ...] to [...]: the sum in worker order, divided; 16-bit floats in float32, rounded once."""
-    n, dtype = parts.shape[0], parts.dtype
-    parts = parts.astype(accumulator_dtype(dtype))
-
-    def add_worker(worker: int, acc: Array) -> Array:
-        # Indexing with brackets would need 64-bit indices where parts have 2**31 elements.
-        return acc + lax.dynamic_index_in_dim(parts, worker, keepdims=False)
-
-    # Unrolled, the sums of up to this many workers fuse into one pass over their parts.
-    total = lax.fori_loop(1, n, add_worker, parts[0], unroll=UNROLLED_WORKERS)
-    return divide(total, divisor, dtype)
 
 
 def _info(elements: int, dtype: jnp.dtype, n: int) -> Info:

@@ -4,11 +4,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from zen_jax import _axis
-from zen_jax._division import divide
-from zen_jax._dtypes import accumulator_dtype
+from zen_jax._sums import accumulator_dtype, divide, sum_in_order
 from zen_jax._typing import Array, AxisName
 from zen_jax.info import Info, make_info
-from zen_jax.schemes.dense import sum_in_order
 from zen_jax.schemes.options import ReduceOptions, Scheme
 
 

@@ -183,16 +183,6 @@ def _unpacked(messages: Array, header_words: int, listed: int, capacity: int, pu
     return lax.bitcast_convert_type(heads, jnp.uint32), Units(positions, values)
 
 
-def pack_header(words: Array, count: Array) -> Array:
-    """uint32 [H + 1] from a header uint32 [H] and the number of non-zero units, which saves a collective of its own."""
-    return jnp.append(words, count.astype(jnp.uint32))
-
-
-def unpack_header(headers: Array) -> tuple[Array, Array]:
-    """The inverse, on all servers' [n, H + 1]: headers [n, H] and counts int32 [n]."""
-    return headers[:, :-1], headers[:, -1].astype(jnp.int32)
-
-
 def _no_words(like: Array) -> Array:
     return jnp.zeros_like(like, jnp.uint32, shape=(0,))
 

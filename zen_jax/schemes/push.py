@@ -5,9 +5,9 @@ from typing import NamedTuple, Protocol
 import jax.numpy as jnp
 
 from zen_jax import _axis, kernels
+from zen_jax._sums import sum_in_order
 from zen_jax._typing import Array, AxisName
 from zen_jax.formats import bitmap, coo
-from zen_jax.schemes.dense import sum_in_order
 from zen_jax.schemes.partitioning import each_decoded
 
 PUSH_FORMATS = ("coo", "bitmap", "auto")

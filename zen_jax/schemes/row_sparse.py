@@ -36,7 +36,8 @@ def reduce_rows(
     touch, not with V. A row that any worker touched is in the result even if its sum is zero.
 
     Args:
-      gradients: this worker's gradients, of one group of `tables.together`, each with K entries on every worker.
+      gradients: this worker's gradients, of one dtype and row shape, each with K entries on every worker; their tables
+        have fewer than 2**31 virtual rows in all (see `Tables`).
       axis_name: the workers' axis.
       options: op and seed; formats and capacities are not read.
 

@@ -13,12 +13,13 @@ from jax import lax
 from zen_jax import _axis
 from zen_jax._typing import Array, AxisName
 from zen_jax.errors import MAX_UNITS, check_units
+from zen_jax.formats.hash_bitmap import pack_header, unpack_header
 from zen_jax.info import Info, density, make_info
 from zen_jax.schemes.dense import dense_bytes, dense_ordered
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
 from zen_jax.schemes.options import ReduceOptions
 from zen_jax.schemes.partitioning import Partitioning
-from zen_jax.schemes.pull import PULL_FORMATS, PullFormat, Units, pack_header, unpack_header
+from zen_jax.schemes.pull import PULL_FORMATS, PullFormat, Units
 from zen_jax.schemes.push import message_format, push
 from zen_jax.sparse import SparseGradient, is_sparse
 from zen_jax.trees import densified

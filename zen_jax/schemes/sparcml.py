@@ -8,8 +8,7 @@ import numpy as np
 from jax import lax
 
 from zen_jax import _axis, kernels
-from zen_jax._division import divide
-from zen_jax._dtypes import accumulator_dtype
+from zen_jax._sums import accumulator_dtype, divide
 from zen_jax._typing import Array, AxisName
 from zen_jax.errors import check_units
 from zen_jax.formats import coo
@@ -71,7 +70,7 @@ def sparcml(x: Array, axis_name: AxisName, options: ReduceOptions) -> tuple[Arra
     total = x.astype(accumulator_dtype(x.dtype))
     fills, done = jnp.zeros((), bool), []
     for number, stage in enumerate(stages(n)):
-        total, sent = _run(stage, total, fills, options, number, axis_name)
+        total, sent = _run_stage(stage, total, fills, options, number, axis_name)
         fills = sent.dense | sent.fills
         done.append((stage.kind == "return", sent))
     reduced = _axis.replicated(divide(total, options.divisor(n), x.dtype), axis_name)
@@ -96,7 +95,26 @@ class _Sent(NamedTuple):
     fills: Array  # whether two workers' units together could fill as many bytes as the dense tensor
 
 
-def _run(
+class _Role(NamedTuple):
+    """What this worker does in a stage: bools."""
+
+    alive: Array  # whether its sum matters
+    receives: Array
+    replaces: Array  # whether what it receives takes the place of its sum
+    mine_first: Array  # the lower worker's sum goes first on both sides: bits are equal even where NaNs meet
+
+
+def _role(stage: _Stage, n: int, axis_name: AxisName) -> _Role:
+    sources = np.arange(n, dtype=np.int32)
+    for source, target in stage.pairs:
+        sources[target] = source
+    me = lax.axis_index(axis_name)
+    source = jnp.asarray(sources)[me]
+    receives = source != me
+    return _Role(me < stage.alive, receives, receives & (stage.kind == "return"), me < source)
+
+
+def _run_stage(
     stage: _Stage, total: Array, go_dense: Array, options: ReduceOptions, number: int, axis_name: AxisName
 ) -> tuple[Array, _Sent]:
     """The total after a stage, sent dense where `go_dense` says so or no sparse message could hold it."""
@@ -107,38 +125,29 @@ def _run(
     top = max(1, dense_threshold(units, unit_bytes) - 1)
     rungs = ladder(top, planned, unit_bytes, UNPLANNED_RATIO)
 
-    sources = np.arange(n, dtype=np.int32)
-    for source, target in stage.pairs:
-        sources[target] = source
-    me = lax.axis_index(axis_name)
-    source = jnp.asarray(sources)[me]
-    receives, alive = source != me, me < stage.alive
-    replaces = receives & (stage.kind == "return")
-
+    role = _role(stage, n, axis_name)
     positions, values, count = kernels.partition(total, 1, top)
-    counts = _axis.all_gather(jnp.where(alive, count[0], 0), axis_name)
+    counts = _axis.all_gather(jnp.where(role.alive, count[0], 0), axis_name)
     # A permute involves every device of the program, including those along other axes.
     most = _axis.pmax_over_other_axes(
         options.pmax_over_machine(counts), _axis.combined_axes(axis_name, options.intra_axis)
     )
-    # The lower worker's sum goes first on both sides, so that the bits are equal even where NaNs meet.
-    mine_first = me < source
 
     def sparse(capacity: int, total: Array, positions: Array, values: Array, count: Array) -> Array:
         message = coo.pack(positions, values, count, capacity)
         theirs = coo.unpack(_axis.permute(message, axis_name, stage.pairs), capacity, width, total.dtype)
-        mine = positions[:, :capacity], values[:, :capacity], jnp.where(replaces, 0, count)
-        theirs = *theirs[:2], jnp.where(receives, theirs[2], 0)
+        mine = positions[:, :capacity], values[:, :capacity], jnp.where(role.replaces, 0, count)
+        theirs = *theirs[:2], jnp.where(role.receives, theirs[2], 0)
         pair = (
-            jnp.where(mine_first, jnp.concatenate([a, b]), jnp.concatenate([b, a]))
+            jnp.where(role.mine_first, jnp.concatenate([a, b]), jnp.concatenate([b, a]))
             for a, b in zip(mine, theirs, strict=True)
         )
         return kernels.aggregate(*pair, units)
 
     def dense(total: Array, *_: Array) -> Array:
         theirs = _axis.permute(total, axis_name, stage.pairs)
-        summed = jnp.where(mine_first, total, theirs) + jnp.where(mine_first, theirs, total)
-        return jnp.where(replaces, theirs, jnp.where(receives, summed, total))
+        summed = jnp.where(role.mine_first, total, theirs) + jnp.where(role.mine_first, theirs, total)
+        return jnp.where(role.replaces, theirs, jnp.where(role.receives, summed, total))
 
     rung = jnp.where(go_dense, len(rungs), rung_for(jnp.max(most), rungs))
     total = lax.switch(rung, [*(partial(sparse, c) for c in rungs), dense], total, positions, values, count)

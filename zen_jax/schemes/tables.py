@@ -1,17 +1,15 @@
 """Several tables as one virtual table, so that one exchange reduces the gradients of all."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import inf, prod
+from math import prod
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from zen_jax import _axis
 from zen_jax._typing import Array
-from zen_jax.errors import MAX_UNITS
 from zen_jax.kernels import unique_ids
 from zen_jax.row_sparse import RowSparseGradient
 
@@ -92,34 +90,3 @@ class Tables:
             own_rows = jnp.where(used[:, None], rows[jnp.where(used, source, 0)], jnp.zeros((), rows.dtype))
             parts.append((jnp.where(used, own_ids - begin, num_rows), own_rows))
         return parts
-
-
-def together(gradients: Sequence[RowSparseGradient], n: int, bucket_bytes: int) -> list[list[int]]:
-    """Groups gradients that `reduce_rows` can reduce at once among n workers.
-
-    Those of a group have one dtype and row shape, name fewer than 2**31 virtual rows, and list at most `bucket_bytes`
-    of rows where possible. Shards of a model axis are kept apart: joined with them, gradients that are equal along that
-    axis would no longer be known to be.
-
-    Returns:
-      Indices of the gradients in each group, in order.
-
-    >>> import jax.numpy as jnp
-    >>> a, b = (RowSparseGradient(jnp.arange(2, dtype=jnp.int32), jnp.ones((2, columns)), 9) for columns in (3, 4))
-    >>> together([a, b, a, a], n=4, bucket_bytes=50)
-    [[0, 2], [1], [3]]
-    """
-    groups: list[list[int]] = []
-    last: dict[Hashable, list[int]] = {}
-    used: dict[Hashable, tuple[float, int]] = {}
-    for i, gradient in enumerate(gradients):
-        varying = _axis.varying(gradient.ids) | _axis.varying(gradient.rows)
-        kind = gradient.dtype, gradient.shape[1:], varying
-        own_bytes, own_rows = gradient.rows.nbytes, n * -(-gradient.num_rows // n)
-        nbytes, virtual_rows = used.get(kind, (inf, 0))  # no group is as good as a full one
-        if nbytes + own_bytes > bucket_bytes or virtual_rows + own_rows > MAX_UNITS:
-            last[kind], nbytes, virtual_rows = [], 0, 0
-            groups.append(last[kind])
-        last[kind].append(i)
-        used[kind] = nbytes + own_bytes, virtual_rows + own_rows
-    return groups

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from zen_jax import errors
-from zen_jax._dtypes import accumulator_dtype
+from zen_jax._sums import accumulator_dtype
 from zen_jax._typing import Array, AxisName, PyTree
+from zen_jax.buckets import DENSE_BELOW
 from zen_jax.kernels import list_largest, send_largest
 from zen_jax.kernels.send_largest import dense_to_coo
 from zen_jax.kernels.send_largest import reference as send_reference
-from zen_jax.planning.buckets import DENSE_BELOW
 from zen_jax.selection import top_k_mask
 from zen_jax.sparse import SparseGradient
 from zen_jax.trees import is_sparse_leaf, named_leaves

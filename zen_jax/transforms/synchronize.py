@@ -12,16 +12,22 @@ import optax
 
 from zen_jax import _axis, errors
 from zen_jax._typing import Array, AxisName, PyTree, Unit
+from zen_jax.buckets import BUCKET_BYTES, DENSE_BELOW
 from zen_jax.collective import OPS, all_reduce
 from zen_jax.info import Info, make_info, shares, total
-from zen_jax.planning.buckets import BUCKET_BYTES, DENSE_BELOW
 from zen_jax.planning.plan import Plan
 from zen_jax.planning.profiler import Profiler
 from zen_jax.row_sparse import is_row_sparse
 from zen_jax.schemes import registry
 from zen_jax.schemes.row_sparse import reduce_rows
 from zen_jax.sparse import concatenated, is_sparse
-from zen_jax.transforms.routes import by_bucket, by_exchange, is_elements, options_of, unplanned_routes
+from zen_jax.transforms.messages import (
+    Message,
+    is_elements,
+    planned_messages,
+    row_sparse_messages,
+    unplanned_messages,
+)
 from zen_jax.trees import Leaf, densified, is_sparse_leaf, named_leaves, values_of
 from zen_jax.units import check_unit
 
@@ -104,9 +110,13 @@ def synchronize(
     seed = plan.seed if isinstance(plan, Plan) else seed
     axes = _axis.combined_axes(axis_name, intra_axis)
     reduce = partial(all_reduce, axis_name=axis_name, op=op, seed=seed, intra_axis=intra_axis, return_info=True)
+    reduce_tables = partial(reduce_rows, axis_name=axes, options=registry.ReduceOptions(op, seed=seed))
 
     def reduce_as_one(parts: list[Leaf], unit: Unit, **options: Any) -> tuple[list[Array], Info]:
-        """Leaves of one dtype, reduced as one table; they have rows of one length, or the unit divides them."""
+        """One leaf, or several of one dtype as one table: they have rows of one length, or the unit divides them."""
+        if len(parts) == 1:
+            array, info = reduce(parts[0], unit=unit, **options)
+            return [array], info
         if all(map(is_sparse, parts)) and is_elements(unit):
             table, info = reduce(concatenated(parts), unit=unit, **options)
         else:
@@ -122,6 +132,21 @@ def synchronize(
             errors.check_float(name, leaf.dtype)
         if isinstance(plan, Plan):
             plan.check(named, n)
+
+    def check_gradients(named: list[tuple[str, Leaf]]) -> None:
+        check(named, _axis.axis_size(axis_name))
+        if intra_axis is not None:
+            _axis.axis_size(intra_axis, "intra_axis")
+        for name, leaf in named:
+            _axis.check_not_reduced(name, values_of(leaf), axes)
+            _axis.check_not_sharded(name, values_of(leaf))
+
+    def messages(arrays: dict[str, Leaf], small: Collection[str]) -> list[Message]:
+        if isinstance(plan, Plan):
+            return planned_messages(plan, arrays)
+        return unplanned_messages(
+            arrays, small, scheme=scheme, unit=unit, bucket_bytes=bucket_bytes, dense_below=dense_below
+        )
 
     def info_names(named: list[tuple[str, Leaf]]) -> list[str]:
         """The same whatever the plan, so that a state fits any."""
@@ -144,41 +169,23 @@ def synchronize(
             )
         if not named and state is not None:
             return updates, state
-        check(named, _axis.axis_size(axis_name))
-        if intra_axis is not None:
-            _axis.axis_size(intra_axis, "intra_axis")
-        for name, leaf in named:
-            _axis.check_not_reduced(name, values_of(leaf), axes)
-            _axis.check_not_sharded(name, values_of(leaf))
+        check_gradients(named)
         names = info_names(named) if state is None else list(state.info)
+        leaves = dict(named)
+        tables = {name: leaf for name, leaf in named if is_row_sparse(leaf)}
+        arrays = {name: leaf for name, leaf in named if name not in tables}
+        # What `init` fused stays fused: gradients may be narrower than their parameters.
+        small = [name for name in arrays if name not in names]
         reduced, infos = {}, []
         with jax.named_scope("zen"):
             if isinstance(plan, Profiler):
                 plan.observe(named, axis_name, seed, intra_axis, dense_below)
-            arrays = {name: leaf for name, leaf in named if not is_row_sparse(leaf)}
-            # What `init` fused stays fused: gradients may be narrower than their parameters.
-            small = [name for name in arrays if name not in names]
-            routes = (
-                plan.leaves
-                if isinstance(plan, Plan)
-                else unplanned_routes(
-                    arrays, small, scheme=scheme, unit=unit, bucket_bytes=bucket_bytes, dense_below=dense_below
-                )
-            )
-            for bucket in by_bucket(routes, arrays):
-                options = options_of([routes[name] for name in bucket])
-                together, info = reduce_as_one([arrays[name] for name in bucket], **options)
-                reduced |= dict(zip(bucket, together, strict=True))
-                infos += _shares(info, {name: arrays[name].nbytes for name in bucket}, names)
-            for name, leaf in arrays.items():
-                if name not in reduced:
-                    reduced[name], info = reduce(leaf, **routes[name].options)
-                    infos.append((name, info))
-            tables = {name: leaf for name, leaf in named if is_row_sparse(leaf)}
-            for group in by_exchange(tables, axes, bucket_bytes):
-                rows, info = reduce_rows([tables[name] for name in group], axes, registry.ReduceOptions(op, seed=seed))
-                reduced |= dict(zip(group, rows, strict=True))
-                infos += _shares(info, {name: tables[name].nbytes for name in group}, names)
+            sent = [(message.leaves, partial(reduce_as_one, **message.options)) for message in messages(arrays, small)]
+            sent += [(group, reduce_tables) for group in row_sparse_messages(tables, axes, bucket_bytes)]
+            for group, run in sent:
+                found, info = run([leaves[name] for name in group])
+                reduced |= dict(zip(group, found, strict=True))
+                infos += _shares(info, {name: leaves[name].nbytes for name in group}, names)
             info = _pmax_over_other_axes(_by_name(infos, names), axes)
         treedef = jax.tree.structure(updates, is_leaf=is_sparse_leaf)
         return jax.tree.unflatten(treedef, [reduced[name] for name, _ in named]), SynchronizeState(info)

@@ -4,6 +4,8 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from zen_jax.errors import MAX_UNITS
+
 DENSE_BELOW = 1 << 20  # bytes under which a leaf costs latency rather than bandwidth
 BUCKET_BYTES = 128 << 20
 
@@ -13,6 +15,7 @@ def buckets(leaves: Mapping[str, tuple[Hashable, int]], bucket_bytes: int) -> li
 
     Args:
       leaves: the kind and bytes of each leaf, by name.
+      bucket_bytes: most bytes in a bucket. No more than 2**31 - 1 count: int32 then numbers the elements of all.
 
     Returns:
       Names of the leaves in each bucket, in order.
@@ -24,7 +27,7 @@ def buckets(leaves: Mapping[str, tuple[Hashable, int]], bucket_bytes: int) -> li
     last: dict[Hashable, list[str]] = {}
     used: dict[Hashable, int] = {}
     for name, (kind, nbytes) in leaves.items():
-        if kind not in last or used[kind] + nbytes > bucket_bytes:
+        if kind not in last or used[kind] + nbytes > min(bucket_bytes, MAX_UNITS):
             last[kind], used[kind] = [], 0
             found.append(last[kind])
         last[kind].append(name)

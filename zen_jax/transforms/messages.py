@@ -1,0 +1,104 @@
+"""How the leaves of a gradient tree are sent: each by itself, or several as one."""
+
+import math
+from collections.abc import Collection, Hashable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from zen_jax import _axis
+from zen_jax._typing import AxisName, Unit
+from zen_jax.buckets import TableKind, buckets, small_tables, table_kind
+from zen_jax.errors import MAX_UNITS, is_integer
+from zen_jax.planning.plan import Plan
+from zen_jax.row_sparse import RowSparseGradient
+from zen_jax.schemes import registry
+from zen_jax.sparse import is_sparse
+from zen_jax.trees import Leaf
+
+
+class Message(NamedTuple):
+    """Leaves that are sent as one, or one by itself, and keyword arguments of `zen_jax.all_reduce` for them."""
+
+    leaves: list[str]
+    options: dict[str, Any]
+
+
+def planned_messages(plan: Plan, leaves: Mapping[str, Leaf]) -> list[Message]:
+    """Buckets as a plan has them, of which the capacities of all leaves that are there add up."""
+    found: dict[Hashable, list[str]] = {}
+    for name, leaf in leaves.items():
+        bucket = plan.leaves[name].bucket
+        found.setdefault(name if bucket is None else (bucket, _varying(leaf)), []).append(name)
+
+    def options(names: list[str]) -> dict[str, Any]:
+        planned = [plan.leaves[name] for name in names]
+        if planned[0].capacity is None:
+            return planned[0].options
+        capacities = zip(*(leaf.capacity for leaf in planned), strict=True)
+        return planned[0].options | {"capacity": tuple(max(1, sum(of_exchange)) for of_exchange in capacities)}
+
+    return [Message(names, options(names)) for names in found.values()]
+
+
+def unplanned_messages(
+    leaves: Mapping[str, Leaf],
+    small: Collection[str],
+    *,
+    scheme: str,
+    unit: Unit,
+    bucket_bytes: int,
+    dense_below: int,
+) -> list[Message]:
+    """Large arrays by themselves, large lists of elements and small leaves in buckets.
+
+    Under "auto", which sends dense what is not sparse, small leaves that make up a table of at least `dense_below`
+    bytes are sent as this table. All other small leaves are sent dense.
+    """
+    own, dense = {"scheme": scheme, "unit": unit}, {"scheme": "dense_ordered", "unit": 1}
+    if scheme in registry.DENSE:
+        dense["scheme"] = scheme
+    vectors = {name: ((leaf.dtype, _varying(leaf)), leaf.nbytes) for name, leaf in leaves.items()}
+    listed = {name: vectors[name] for name, leaf in leaves.items() if is_sparse(leaf) and name not in small}
+    lists = buckets(listed, bucket_bytes) if is_elements(unit) else []
+    candidates = {name: (_table_kind(leaves[name], unit), leaves[name].nbytes) for name in small}
+    tables = small_tables(candidates, dense_below, bucket_bytes) if scheme == "auto" else []
+    fused = {name: vectors[name] for name in small if name not in set().union(*tables)}
+    found = [Message(bucket, own) for bucket in lists + tables]
+    found += [Message(bucket, dense) for bucket in buckets(fused, bucket_bytes)]
+    joined = {name for message in found for name in message.leaves}
+    return found + [Message([name], own) for name in leaves if name not in joined]
+
+
+def row_sparse_messages(tables: Mapping[str, RowSparseGradient], axes: AxisName, bucket_bytes: int) -> list[list[str]]:
+    """The row-sparse gradients that are sent as one: those of one dtype and row shape, as far as int32 numbers rows."""
+    if not tables:
+        return []  # several axes have a size only where all devices can be workers
+    n = _axis.axis_size(axes)
+    kinds = {name: ((leaf.dtype, leaf.shape[1:], _varying(leaf)), leaf.rows.nbytes) for name, leaf in tables.items()}
+    rows = {name: (None, n * -(-leaf.num_rows // n)) for name, leaf in tables.items()}  # virtual, as in schemes.tables
+    return [
+        group
+        for bucket in buckets(kinds, bucket_bytes)
+        for group in buckets({name: rows[name] for name in bucket}, MAX_UNITS)
+    ]
+
+
+def is_elements(unit: Unit) -> bool:
+    """Whether a unit is a single element where gradients list elements."""
+    return unit in ("auto", "element", 1)
+
+
+def _table_kind(leaf: Leaf, unit: Unit) -> tuple[TableKind, Hashable] | None:
+    kind = table_kind(leaf.shape, leaf.dtype)
+    divided = not is_integer(unit) or math.prod(leaf.shape[1:]) % unit == 0
+    return (kind, _varying(leaf)) if kind and divided else None
+
+
+def _varying(leaf: Leaf) -> tuple[str, ...]:
+    """The axes along which a leaf is known to vary.
+
+    Shards of a model axis are sent separately: in one array with them, leaves that are equal along that axis would no
+    longer be known to be.
+    """
+    return tuple(sorted({str(axis) for array in jax.tree.leaves(leaf) for axis in _axis.varying(array)}))
