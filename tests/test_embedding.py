@@ -112,6 +112,9 @@ BAD = {
         lambda t: jnp.ones((1, len(t))) @ embedding.take_rows(t, np.array([1])),
         "only rows at ids can be read",
     ),
+    "equal": (lambda t: embedding.take_rows(t, np.array([1])) == 0, "only rows at ids can be read"),
+    "length": (lambda t: len(embedding.take_rows(t, np.array([1]))), "only rows at ids can be read"),
+    "whole": (lambda t: embedding.take_rows(t, np.array([1]))[...], "use zen_jax.embedding.nnx.Embed"),
     "times": (lambda t: 2 * embedding.take_rows(t, np.array([1])), "only rows at ids can be read"),
     "no bag": (lambda t: embedding.bag(t, np.int32(1)), "must have a last axis"),
     "name": (
@@ -143,6 +146,14 @@ BAD = {
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call(jnp.asarray(TABLE))
+
+
+def test_tables_of_no_rows():
+    table, ids = jnp.zeros((0, 4)), jnp.full(3, -1)
+    loss = lambda table, ids: embedding.lookup(table, ids, padding_id=-1).sum()
+    value_and_grad = embedding.value_and_grad(loss, lambda ids: {"(array)": ids}, padding_id=-1)
+    value, gradient = value_and_grad(table, ids)
+    assert value == 0 and gradient.to_dense().shape == table.shape and (table + gradient).shape == table.shape
 
 
 def test_what_arrays_have_and_taken_rows_lack():

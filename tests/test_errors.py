@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec
 from refusals import refuses
 
 import zen_jax as zen
@@ -208,6 +209,23 @@ def test_synchronize_axis():
     refuses(lambda: jax.vmap(update, axis_name=harness.AXIS)({"table": GRADIENT}), "axis_name='nobody'")
 
 
+def test_synchronize_state_of_another_tree():
+    """A large leaf is not taken for one to fuse because the state lacks it."""
+    transform = zen.synchronize(harness.AXIS, dense_below=100)
+    state = transform.init({"params": {"table": GRADIENT[0], "bias": jnp.ones(3)}})
+    update = lambda gradients: transform.update(gradients, state)[0]
+    gradients = {"table": GRADIENT, "bias": np.ones((N, 3), np.float32)}
+    refuses(lambda: jax.vmap(update, axis_name=harness.AXIS)(gradients), "state is for", "gradients have table", "init")
+
+
+def test_value_and_grad_inside_shard_map():
+    mesh = harness.mesh(N)
+    inside = zen.value_and_grad(lambda w, x: jnp.mean(x @ w), mesh=mesh, axis_name=harness.AXIS)
+    specs = {"in_specs": (PartitionSpec(), PartitionSpec(harness.AXIS)), "out_specs": PartitionSpec()}
+    step = jax.shard_map(inside, mesh=mesh, check_vma=False, **specs)
+    refuses(lambda: step(jnp.ones(2), jnp.ones((N, 2))), "inside a shard_map", "zen_jax.synchronize")
+
+
 PLAN = zen.Plan(N, {"table": zen.LeafPlan((12, 6), "float32")})
 
 
@@ -236,7 +254,10 @@ def test_profile():
     refuses(lambda: zen.profile({"a": jnp.ones((2, 3)), "b": jnp.ones((3, 3))}), "one leading axis", "[(2,), (3,)]")
     refuses(lambda: zen.profile({"a": jnp.ones(())}), "one leading axis", "[()]")
     refuses(lambda: zen.profile({"a": jnp.ones((2, 3), jnp.int32)}), "a has dtype int32")
-    refuses(lambda: zen.profile({"a": jnp.ones((2, 3))}, {"a": jnp.ones((2, 4))}), "must be gradients of one tree")
+    several = {"a": jnp.ones((2, 3))}, {"a": jnp.ones((2, 4))}
+    refuses(lambda: zen.profile(*several), "must be gradients of one tree", "only some have a as float32[2, 3]")
+    none_divided = {"a": jnp.ones((2, 9, 4)), "b": jnp.ones((2, 8))}
+    refuses(lambda: zen.profile(none_divided, unit=7), "unit=7")
     refuses(lambda: zen.profile(jnp.ones((2, 3)), unit="column"), "unit='column'")
     refuses(lambda: zen.profile(jnp.ones((2, 3)), seed=-1), "seed=-1")
     # Counted as stacked, a table would take 16 n**3 bytes.

@@ -120,6 +120,30 @@ def test_nnx_step_in_place():
     assert_same_step(ours, train(optax.chain(pmean, optax.sgd(0.5, momentum=0.9))))
 
 
+def test_nnx_step_under_autotune():
+    """The guide's way: an nnx.Optimizer would keep the transformation that it was made with."""
+    model = NnxModel(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
+
+    def make_step(plan):
+        transform = zen.synchronize(harness.AXIS, plan=plan)
+
+        def step(model, optimizer, tokens):
+            gradients = nnx.grad(lambda m: loss_of(m(tokens), tokens))(model)
+            gradients, _ = transform.update(gradients, None)
+            optimizer.update(model, gradients)
+
+        specs = {"in_specs": (PartitionSpec(), PartitionSpec(), PartitionSpec(harness.AXIS)), "out_specs": None}
+        return nnx.jit(nnx.shard_map(step, mesh=harness.mesh(N), check_vma=False, **specs))
+
+    step = zen.autotune(make_step, cluster=zen.Cluster(N), steps=1)
+    for _ in range(2):
+        step(model, optimizer, TOKENS.reshape(-1, TOKENS.shape[-1]))
+    assert step.plan is not None and "embed/embedding" in step.plan.leaves
+    shards = jax.tree.map(lambda x: np.stack([shard.data for shard in x.addressable_shards]), nnx.state(model))
+    assert all((leaf == leaf[:1]).all() for leaf in jax.tree.leaves(shards))
+
+
 def test_nnx_value_and_grad_under_jit():
     """zen.value_and_grad on the state of an NNX model, over a mesh."""
     model = NnxModel(nnx.Rngs(0))

@@ -163,6 +163,17 @@ def test_state_of_another_shape_is_refused():
         optimizer.update(gradient, optimizer.init(table), table)
 
 
+def test_state_of_other_parameters_is_refused():
+    optimizer, params = embedding.lazy(optax.adam(0.1)), {"table": jnp.asarray(TABLE)}
+    gradient = {"table": zen.RowSparseGradient.from_lookups(jnp.array([3]), jnp.ones((1, D)), V)}
+    for other, message in (
+        ({"table": jnp.ones((V + 1, D))}, f"table of {V + 1} rows, but the gradient is for {V}"),
+        ({"chair": jnp.ones((V, D))}, "state is not that of what lazy wraps"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            optimizer.update(gradient, optimizer.init(other), params)
+
+
 def test_gradients_that_a_scan_has_stacked_merge():
     """Accumulation: the sum of several batches, each row once."""
     ids = RNG.integers(0, V, (3, K)).astype(np.int32)

@@ -78,6 +78,33 @@ def test_adding_and_taking():
         optax.tree.scale(0.5, gradient).take(jnp.asarray(TABLE))
 
 
+def test_adding_to_a_table_of_another_dtype_rounds_once():
+    table, rows = jnp.asarray(RNG.normal(size=(V, 8)), jnp.bfloat16), jnp.asarray(RNG.normal(size=(V, 8)), jnp.float32)
+    gradient = zen.RowSparseGradient(jnp.arange(V, dtype=jnp.int32), rows / 100, V)
+    assert_same_bits(optax.apply_updates(table, gradient), optax.apply_updates(table, gradient.to_dense()))
+
+
+def test_floats_are_the_first_arrays():
+    """optax.inject_hyperparams casts numbers such as the learning rate to the dtype of the first."""
+    listed = zen.SparseGradient(jnp.arange(2), jnp.ones(2), jnp.int32(2), (9,))
+    for gradient in (merged(np.zeros(1, np.int32), np.ones((1, D), np.float32)), listed):
+        assert jax.tree.leaves(gradient)[0].dtype == jnp.float32
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_numbers_of_rows_from_numpy(x64):
+    """Of which products overflow, and which widen ids."""
+    sizes = np.array([1 << 24, 20], np.int64 if x64 else np.int32)
+
+    def worker(ids):
+        gradients = [zen.RowSparseGradient.from_lookups(ids, jnp.ones((2, 256), jnp.float32), rows) for rows in sizes]
+        return zen.synchronize(harness.AXIS, op="sum").update(gradients, None)[0]
+
+    with jax.enable_x64(x64):
+        for gradient in harness.spmd(worker, "vmap", N)(np.arange(2 * N, dtype=np.int32).reshape(N, 2)):
+            assert gradient.ids[0].tolist() == list(range(2 * N)) and (gradient.rows == 1).all()
+
+
 def test_lookups_of_any_shape():
     """Ids [B, L] with rows [B, L, D], as a model has them."""
     ids, rows = RNG.integers(0, V, (2, 3)).astype(np.int32), integers(2, 3, D)
@@ -87,6 +114,9 @@ def test_lookups_of_any_shape():
 def test_ids_without_rows_are_refused():
     with pytest.raises(ValueError, match=r"rows have shape \(2, 3\), but ids have shape \(4,\)"):
         merged(np.zeros(4, np.int32), np.ones((2, 3), np.float32))
+    for rows in (9.0, -5, (9, D)):
+        with pytest.raises(ValueError, match="must be an integer of at least 0"):
+            zen.RowSparseGradient.from_lookups(jnp.zeros(2, jnp.int32), jnp.ones((2, D)), rows)
     with pytest.raises(ValueError, match="ids have dtype float32"):
         merged(np.ones(2, np.float32), np.ones((2, 3), np.float32))
     gradient = zen.RowSparseGradient(jnp.arange(4, dtype=jnp.int32), jnp.ones((2, D)), V)

@@ -52,7 +52,7 @@ def axis_size(axis_name: AxisName, argument: str = "axis_name") -> int:
             f"{argument}={axis_name!r} is not a named axis here. Call inside shard_map, pmap or vmap(axis_name=...) "
             "with that axis, or use zen_jax.value_and_grad under jit."
         ) from error
-    if len(names) > 1 and not _is_manual(axis_name):
+    if len(names) > 1 and not is_manual(axis_name):
         raise ValueError(
             f"{argument}={axis_name!r} names several axes, but vmap takes only one at a time. Use shard_map."
         )
@@ -69,7 +69,7 @@ def mesh_size(mesh: Mesh | AbstractMesh, axis_name: AxisName, argument: str = "a
     return math.prod(mesh.shape[name] for name in names)
 
 
-def _is_manual(axis_name: AxisName) -> bool:
+def is_manual(axis_name: AxisName) -> bool:
     """Whether the axes belong to an enclosing shard_map."""
     manual = jax.sharding.get_abstract_mesh().manual_axes
     return all(axis in manual for axis in axis_names(axis_name))
@@ -147,7 +147,7 @@ def all_gather(x: Array, axis_name: AxisName) -> Array:
 
 def all_to_all(x: Array, axis_name: AxisName) -> Array:
     """Sends row i of x [n, ...] to worker i; row i of the result comes from worker i."""
-    if not _is_manual(axis_name):
+    if not is_manual(axis_name):
         # Given a value that is the same for all of vmap's workers, JAX returns an array of another shape.
         x = jnp.where(lax.axis_index(axis_name) >= 0, x, x)
     return _send_bfloat16_as_uint16(lambda x: lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0), x)
@@ -155,7 +155,7 @@ def all_to_all(x: Array, axis_name: AxisName) -> Array:
 
 def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> Array:
     """Sends x from source to target of each pair; workers that are not a target receive unspecified values."""
-    if not _is_manual(axis_name):
+    if not is_manual(axis_name):
         # vmap, where nothing is sent, only accepts full permutations.
         workers = range(axis_size(axis_name))
         sources, targets = ([pair[end] for pair in pairs] for end in (0, 1))
@@ -190,7 +190,7 @@ def _send_bfloat16_as_uint16(collective: Callable[[Array], Array], x: Array) -> 
 
 def replicated(x: Array, axis_name: AxisName) -> Array:
     """x, which is the same on every worker, typed as such where JAX tracks it; nothing is sent."""
-    if not _is_manual(axis_name):
+    if not is_manual(axis_name):
         return all_gather(x, axis_name)[0]  # how vmap expresses it
     if not any(axis in varying(x) for axis in axis_names(axis_name)):
         return x

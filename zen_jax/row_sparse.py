@@ -11,12 +11,13 @@ import numpy as np
 
 from zen_jax._sums import accumulator_dtype
 from zen_jax._typing import Array
-from zen_jax.errors import MAX_UNITS, check_integers
+from zen_jax.errors import MAX_UNITS, check_at_least, check_integers, is_integer
 from zen_jax.kernels import unique_ids
 from zen_jax.mark import MARK, is_cleared, is_intact, new_mark
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["ids", "rows", "mark"], meta_fields=["num_rows"])
+# Floats first: optax takes the dtype of a tree's first array for that of all.
+@partial(jax.tree_util.register_dataclass, data_fields=["rows", "ids", "mark"], meta_fields=["num_rows"])
 @dataclass(frozen=True)
 class RowSparseGradient:
     """The gradient of a table [V, D], given by the rows that were looked up; all others are zero.
@@ -45,6 +46,8 @@ class RowSparseGradient:
     __array_ufunc__ = None  # makes a NumPy table leave the addition to this class
 
     def __post_init__(self) -> None:
+        if is_integer(self.num_rows):
+            object.__setattr__(self, "num_rows", int(self.num_rows))  # NumPy's would overflow, or widen the ids
         if self.mark is None and hasattr(self.ids, "shape"):
             object.__setattr__(self, "mark", new_mark(self.ids))
 
@@ -57,7 +60,7 @@ class RowSparseGradient:
         """
         check_integers("ids", ids)
         check_rows(num_rows)
-        ids = widened(ids)
+        ids, rows = widened(ids), jnp.asarray(rows)
         if rows.shape[: ids.ndim] != ids.shape:
             raise ValueError(
                 f"rows have shape {rows.shape}, but ids have shape {ids.shape}. Give a row [...D] for each id."
@@ -96,7 +99,7 @@ class RowSparseGradient:
         """[K, ...D]: the table's rows at `ids`; zeros where unused."""
         table = jnp.asarray(table)
         self._check(table)
-        return table.at[self.ids].get(mode="fill", fill_value=0, indices_are_sorted=True, wrap_negative_indices=False)
+        return rows_at(table, self.ids)
 
     def put(self, table: Array, rows: Array) -> Array:
         """The table with its rows at `ids` replaced by `rows` [K, ...D]; updated in place if the table is donated."""
@@ -105,7 +108,10 @@ class RowSparseGradient:
 
     def __radd__(self, table: Array) -> Array:
         table, gradient = jnp.asarray(table), nan_if_altered(self)
-        return gradient._at(table).add(gradient.rows.astype(table.dtype), **_UNIQUE)
+        if gradient.dtype != table.dtype:  # one rounding, as of a dense update
+            with jax.numpy_dtype_promotion("standard"):
+                return gradient.put(table, gradient.take(table) + gradient.rows)
+        return gradient._at(table).add(gradient.rows, **_UNIQUE)
 
     def _check(self, table: Array) -> None:
         check_intact(self)
@@ -167,8 +173,16 @@ def nan_if_altered(gradient: RowSparseGradient) -> RowSparseGradient:
     )
 
 
+def rows_at(table: Array, ids: Array) -> Array:
+    """[K, ...D]: a table's rows at ascending ids; zeros for ids past its end."""
+    if not table.shape[0]:  # of which JAX gathers nothing
+        return jnp.zeros_like(table, shape=(ids.size, *table.shape[1:]))
+    return table.at[ids].get(mode="fill", fill_value=0, indices_are_sorted=True, wrap_negative_indices=False)
+
+
 def check_rows(num_rows: int) -> None:
-    """Raises a ValueError if int32 cannot hold an id for every row of a table, plus one more id."""
+    """Raises a ValueError unless int32 holds an id for every row of a table, plus one more id."""
+    check_at_least("num_rows", num_rows, 0)
     if num_rows > MAX_UNITS:
         raise ValueError(f"a table of {num_rows} rows has more than the 2**31 - 1 that ids can name. Split it.")
 

@@ -16,7 +16,8 @@ from zen_jax.formats.message import locate_entries
 from zen_jax.mark import MARK, is_cleared, is_intact, new_mark
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["indices", "values", "count", "mark"], meta_fields=["shape"])
+# Floats first: optax takes the dtype of a tree's first array for that of all.
+@partial(jax.tree_util.register_dataclass, data_fields=["values", "indices", "count", "mark"], meta_fields=["shape"])
 @dataclass(frozen=True)
 class SparseGradient:
     """A gradient given by its non-zero elements, as `zen_jax.top_k(density, compact=True)` passes it to `synchronize`.

@@ -100,6 +100,11 @@ def value_and_grad(
 
     @wraps(fun, updated=())
     def wrapped(*args: PyTree, **kwargs: PyTree) -> tuple:
+        if any(map(_axis.is_manual, _axis.axis_names(axes))):
+            raise ValueError(
+                f"value_and_grad was called inside a shard_map over {axes!r}, but makes its own. Call it outside, or "
+                "use jax.value_and_grad and zen_jax.synchronize."
+            )
         if not all(-len(args) <= position < len(args) for position in differentiated):
             raise ValueError(
                 f"argnums={argnums!r} must be positions of the {len(args)} positional arguments that {fun} got. "

@@ -120,13 +120,13 @@ class Checkpoints:
             about = self._manager.restore(self.last(), args=args)["about"]
             count = about.pop("workers")
         own = self._about(self.last())
-        for name in sorted(about.keys() | own.keys()):
-            if about.get(name) != own.get(name):
-                raise ValueError(
-                    f"the checkpoint in {self._folder} was made with {name}={about.get(name)}, but this run has "
-                    f"{name}={own.get(name)}: "
-                    "resume with what it was made with, or give another --out"
-                )
+        differing = [name for name in sorted(about.keys() | own.keys()) if about.get(name) != own.get(name)]
+        if differing:
+            each = (f"{name}={about.get(name)}, but this run has {name}={own.get(name)}" for name in differing)
+            raise ValueError(
+                f"the checkpoint in {self._folder} was made with {'; '.join(each)}: "
+                "resume with what it was made with, or give another --out"
+            )
         if self.last() > self._config.steps:
             raise ValueError(
                 f"the checkpoint in {self._folder} was made after step {self.last()}, but --steps is "

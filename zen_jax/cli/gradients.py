@@ -35,7 +35,7 @@ def read(paths: Sequence[Path]) -> list[dict[str, np.ndarray]]:
 def _read(path: Path) -> dict[str, np.ndarray]:
     path.open("rb").close()  # a missing file is not a bad one
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is not a .npz file. {SAVE}")
+        raise ValueError(f"{path} is not a .npz file, or is damaged. {SAVE}")
     try:
         with np.load(path) as saved:
             leaves = {name: saved[name] for name in saved.files}
@@ -51,6 +51,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                 f"{path}: {name} has a type that NumPy does not keep, such as bfloat16. Save it as float32, or save "
                 "the profile in Python, zen_jax.profile(gradients).save(FILE): a plan is for the dtype of its profile."
             )
+        if leaf.dtype.kind != "f":
+            raise ValueError(f"{path}: {name} has dtype {leaf.dtype}, but gradients are floats. Save only those.")
     slices = {leaf.shape[:1] for leaf in leaves.values()}
     if len(slices) > 1 or slices & {(), (0,)}:
         shapes = ", ".join(f"{name} {leaf.shape}" for name, leaf in leaves.items())

@@ -13,13 +13,13 @@ from zen_jax._sums import accumulator_dtype
 from zen_jax._typing import Array, PyTree
 from zen_jax.errors import check_choice, check_integers, is_integer
 from zen_jax.kernels import unique_ids
-from zen_jax.row_sparse import RowSparseGradient, check_rows, widened, widened_dtype
+from zen_jax.row_sparse import RowSparseGradient, check_rows, rows_at, widened, widened_dtype
 
 COMBINERS = ("sum", "mean")
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["ids", "rows", "others"], meta_fields=["num_rows"])
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TakenRows:
     """The rows of a table that a step looks up, each once; they stand for the table in the differentiated function.
 
@@ -48,8 +48,11 @@ class TakenRows:
         return self.rows.dtype
 
     def __getitem__(self, ids: Array) -> Array:
-        if isinstance(ids, slice | tuple):
-            raise ValueError(f"table[{ids}]: only rows at ids can be read. Reading more needs the dense gradient.")
+        if ids is None or ids is Ellipsis or isinstance(ids, slice | tuple):
+            raise ValueError(
+                f"table[{ids}]: only rows at ids can be read. Reading more needs the dense gradient. (flax.nnx.Embed "
+                "reads the whole table: use zen_jax.embedding.nnx.Embed.)"
+            )
         return lookup(self, ids)
 
     def __jax_array__(self) -> Array:
@@ -58,10 +61,13 @@ class TakenRows:
             "jnp.take(table, ids). Reading more needs the dense gradient."
         )
 
-    def _refuse(self, _: Any) -> NoReturn:
+    def _refuse(self, *_: Any) -> NoReturn:
         self.__jax_array__()
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __matmul__ = __rmatmul__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __matmul__ = __rmatmul__ = __pow__ = __neg__ = __abs__ = __len__ = __iter__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __hash__ = object.__hash__
 
     def __getattr__(self, name: str) -> NoReturn:  # of what a table has as an array, and this has not
         raise AttributeError(
@@ -111,8 +117,7 @@ def take_rows(table: Array, ids: PyTree, *, padding_id: int | None = None) -> Ta
         check_ids(array, num_rows, padding_id)
     flat = [_valid_or_num_rows(widened(array).reshape(-1), num_rows, padding_id) for array in arrays]
     unique, _, _ = unique_ids(jnp.concatenate([jnp.zeros(0, jnp.int32), *flat]), num_rows)
-    rows = table.at[unique].get(mode="fill", fill_value=0, indices_are_sorted=True, wrap_negative_indices=False)
-    return TakenRows(unique, rows, num_rows)
+    return TakenRows(unique, rows_at(table, unique), num_rows)
 
 
 def lookup(table: Array | TakenRows, ids: Array, *, padding_id: int | None = None) -> Array:

@@ -29,7 +29,7 @@ class Embed(nnx.Module):
     >>> loss = lambda params, ids: jnp.sum(nnx.merge(graph, params)(ids))
     >>> step = value_and_grad(loss, lambda ids: {"embedding": ids})
     >>> value, gradients = step(params, jnp.array([7, 3, 7]))
-    >>> jax.tree.leaves(gradients)[0].tolist()
+    >>> gradients["embedding"].get_value().ids.tolist()
     [3, 7, 1000]
     """
 

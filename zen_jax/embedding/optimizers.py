@@ -69,9 +69,15 @@ def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExt
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         updates = jax.tree.map(_nan_if_altered, updates, is_leaf=is_row_sparse)
         # A tree like the state, with the gradient wherever the state holds something for a table's rows.
-        gradients = optax.tree_utils.tree_map_params(
-            inner, lambda held, gradient: gradient if _has_rows(held) else held, state, updates, is_leaf=_is_masked
-        )
+        try:
+            gradients = optax.tree_utils.tree_map_params(
+                inner, lambda held, gradient: gradient if _has_rows(held) else held, state, updates, is_leaf=_is_masked
+            )
+        except ValueError as error:
+            raise ValueError(
+                "state is not that of what lazy wraps, for these gradients. Call init of this very transformation with "
+                "the parameters that they belong to."
+            ) from error
         rows = jax.tree.map(values_of, updates, is_leaf=is_row_sparse)
         state_of_rows = jax.tree.map(_take_rows_of_state, state, gradients)
         params_of_rows = None if params is None else jax.tree.map(_take_rows, params, updates)
@@ -128,6 +134,11 @@ def _take_rows(whole: Any, gradient: Any) -> Any:
 
 
 def _take_rows_of_state(whole: Any, gradient: Any) -> Any:
+    if is_row_sparse(gradient) and jnp.shape(whole)[1:] == gradient.shape[1:] and len(whole) != gradient.num_rows:
+        raise ValueError(
+            f"state is for a table of {len(whole)} rows, but the gradient is for {gradient.num_rows}. Call init with "
+            "the parameters that the gradients belong to."
+        )
     if is_row_sparse(gradient) and jnp.shape(whole) != gradient.shape:
         raise ValueError(
             f"lazy wraps a transformation whose state for a table of shape {gradient.shape} has shape "

@@ -34,7 +34,8 @@ def messages(
       schemes: schemes to choose from, those preferred in a tie first; at least one is dense.
       bucket_bytes: most bytes of leaves that are sent as one.
     """
-    prices, leaves = _Prices(profile, cluster, schemes), profile.leaves
+    prices = _Prices(profile, cluster, schemes)
+    leaves = profile.leaves
     sparse = [scheme for scheme in schemes if scheme not in registry.DENSE]
     dense = [scheme for scheme in schemes if scheme in registry.DENSE]
     small = {name for name, leaf in leaves.items() if leaf.nbytes < profile.dense_below}
@@ -66,8 +67,8 @@ class _Prices:
     """Seconds that the leaves of a profile take, by themselves or as part of a larger message."""
 
     def __init__(self, profile: SparsityProfile, cluster: Cluster, schemes: Sequence[str]) -> None:
-        self._leaves, self._cluster, self._schemes = profile.leaves, cluster, schemes
         self._estimate = estimate(profile, cluster)
+        self._leaves, self._cluster, self._schemes = profile.leaves, cluster, schemes
         self.alone = {name: self._estimate.best(name, schemes) for name in profile.leaves}
 
     def added(self, name: str, schemes: Sequence[str]) -> float:

@@ -61,10 +61,12 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
     sizes = {leaf.shape[:1] for named in measured for _, leaf in named}
     if len(sizes) != 1 or () in sizes:
         raise ValueError(f"stacked gradients must share one leading axis, one slice per worker; got {sorted(sizes)}.")
-    kinds = [[(name, leaf.shape, leaf.dtype) for name, leaf in named] for named in measured]
-    if any(kind != kinds[0] for kind in kinds):
+    kinds = [{(name, leaf.shape, str(leaf.dtype)) for name, leaf in named} for named in measured]
+    if differing := set.union(*kinds) - set.intersection(*kinds):
+        name, shape, dtype = min(differing)
         raise ValueError(
-            "steps must be gradients of one tree, with equal names, shapes and dtypes. Profile others separately."
+            f"steps must be gradients of one tree, but only some have {name} as {dtype}{list(shape)}. Profile others "
+            "separately."
         )
     ((n,),) = sizes
     check_workers(n)
@@ -74,11 +76,10 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
             f"stacked gradients have one slice per worker along the leading axis, but {n} workers with {elements} "
             "elements each look like the gradient of a single worker. Give all: jnp.stack([first, second, ...])."
         )
-    leaves = {}
+    divided, leaves = any(not _left_out(leaf, unit) for _, leaf in measured[0]), {}
     for of_steps in zip(*measured, strict=True):
         name, stacked = of_steps[0]
-        alone = len(measured[0]) == 1
-        widths = () if _left_out(stacked, None if alone else unit) else candidate_widths(stacked.shape[1:], n, unit)
+        widths = () if _left_out(stacked, unit if divided else None) else candidate_widths(stacked.shape[1:], n, unit)
         counted = [
             jax.device_get(count_stacked(_as_counted(leaf), widths=widths, seed=seed)) if widths else {}
             for _, leaf in of_steps

@@ -152,7 +152,10 @@ class Profiler:
         seen = self._seen()
         missing = [name for name, reports in seen.items() if not reports]
         if len(missing) == len(seen):
-            raise ValueError("the profiler has seen no step. Pass it to zen_jax.synchronize or value_and_grad as plan.")
+            raise ValueError(
+                "the profiler has seen no step. Pass it to zen_jax.synchronize or value_and_grad as plan, in the very "
+                "transformation that the step runs: a flax.nnx.Optimizer keeps the one that it was made with."
+            )
         if missing and not partial:
             raise ValueError(f"the profiler has seen no step that synchronises {', '.join(missing)}. Run one first.")
         leaves = {}

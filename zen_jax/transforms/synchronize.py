@@ -172,6 +172,10 @@ def synchronize(
         check_gradients(named)
         names = info_names(named) if state is None else list(state.info)
         leaves = dict(named)
+        # In the narrowest dtype, too, `init` would have named them.
+        strangers = [name for name, leaf in named if name not in names and leaf.size * 2 >= max(dense_below, 1)]
+        if strangers and not set(names) <= {FUSED, *leaves}:
+            raise _state_of_others(names, strangers[0])
         tables = {name: leaf for name, leaf in named if is_row_sparse(leaf)}
         arrays = {name: leaf for name, leaf in named if name not in tables}
         # What `init` fused stays fused: gradients may be narrower than their parameters.
@@ -213,12 +217,16 @@ def _by_name(infos: list[tuple[str, Info]], names: Iterable[str]) -> dict[str, I
     for name, info in infos:
         known = name if name in found else FUSED
         if known not in found:
-            raise ValueError(
-                f"state is for {', '.join(found)}, but gradients have {name}. Call init with the parameters that the "
-                "gradients belong to."
-            )
+            raise _state_of_others(names, name)
         found[known].append(info)
     return {name: total(infos) for name, infos in found.items()}
+
+
+def _state_of_others(names: Iterable[str], name: str) -> ValueError:
+    return ValueError(
+        f"state is for {', '.join(names)}, but gradients have {name}. Call init with the parameters that the gradients "
+        "belong to."
+    )
 
 
 def _pmax_over_other_axes(info: dict[str, Info], axes: AxisName) -> dict[str, Info]:
