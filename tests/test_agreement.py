@@ -1,5 +1,7 @@
 """Processes that were started differently learn what differs: values are compared by what they are."""
 
+import dataclasses
+import enum
 import os
 import subprocess
 import sys
@@ -112,6 +114,31 @@ def test_values_are_compared_by_what_they_are():
     assert differences([{"a": "1"}, {}] + [{"a": "1"}] * 9) == [
         "a is 1 on processes 0, 2, 3, 4, 5, 6, 7, 8 and 2 more, but missing on process 1"
     ]
+
+
+class Mode(enum.Enum):
+    FAST = 1
+    SAFE = 2
+
+
+@dataclasses.dataclass
+class Options:
+    dtype: type
+    mode: Mode
+    nested: object = None
+
+
+def test_options_are_compared_by_their_values():
+    options = [
+        Options(jnp.float32, Mode.FAST, Options(np.float16, Mode.FAST)),
+        Options(jnp.bfloat16, Mode.FAST, Options(np.float16, Mode.FAST)),
+        Options(jnp.float32, Mode.SAFE, Options(np.float16, Mode.FAST)),
+        Options(jnp.float32, Mode.FAST, Options(np.float64, Mode.FAST)),
+    ]
+    described = [describe({"options": each}) for each in options]
+    assert len({str(each) for each in described}) == len(options)
+    assert described[0] == describe({"options": dataclasses.replace(options[0])})
+    assert described[0]["options/nested/dtype"] == "'float16'"
 
 
 @pytest.mark.parametrize("make", [np.asarray, jnp.asarray], ids=["numpy", "jax"])

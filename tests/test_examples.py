@@ -1,6 +1,7 @@
 """What all examples share: a small one is trained, stopped, resumed and refused."""
 
 import dataclasses
+import itertools
 import shutil
 from pathlib import Path
 
@@ -130,6 +131,16 @@ def test_another_number_of_workers_goes_on_where_the_others_stopped(tmp_path, st
     assert np.array_equal(two[residual], [four[residual].mean(axis=0)] * 2)  # what a mean over workers sends is kept
     for name, leaf in two.items():
         assert name.startswith((".sparsifier", ".carry")) or np.array_equal(leaf, four[name]), name
+
+
+def test_a_host_told_to_end_at_the_last_step_of_a_scheme_starts_no_other(tmp_path, monkeypatch, capsys):
+    steps = itertools.count(1)
+    with monkeypatch.context() as told:
+        told.setattr(app, "reached_preemption", lambda: next(steps) == 2)
+        assert run(tmp_path, "--steps", "2", "--sync", "dense,zen") == app.TERMINATED
+    assert "stopped after 2 steps of dense: start it again with --resume" in capsys.readouterr().out
+    assert run(tmp_path, "--steps", "2", "--sync", "dense,zen", "--resume") == 0
+    assert list(summary(tmp_path)) == ["dense", "zen"]
 
 
 def test_a_run_that_diverges_ends_before_it_replaces_a_good_checkpoint(tmp_path, capsys):

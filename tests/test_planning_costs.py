@@ -350,6 +350,11 @@ def test_simulate():
     assert zen.simulate(PROFILE, zen.Cluster(8, inter_gbps=1), workers=2).points == simulation.points[:1]
 
 
+def test_simulate_without_numbers_of_workers_takes_what_fills_hosts():
+    profile = zen.profile({"w": np.ones((6, 300, 8), np.float32)})
+    assert [point.n for point in zen.simulate(profile, zen.Cluster(1, 6)).points][:3] == [6, 12, 24]
+
+
 def test_bad_simulations():
     for options, message in [({"workers": (1,)}, "workers=1"), ({"workers": (10**6,)}, "1000000")]:
         with pytest.raises(ValueError, match=message):

@@ -132,6 +132,29 @@ def test_processes_that_do_not_fit_do_not_start(ranks, message):
 
 
 @pytest.mark.multiprocess
+def test_a_process_that_is_started_again_while_others_have_not_arrived_takes_its_place():
+    coordinator = f"localhost:{launch.free_ports()}"
+
+    def start(index):
+        rank = ["--coordinator", coordinator, "--num-processes", "3", "--process-id", str(index)]
+        return subprocess.Popen([*program("pass"), *rank], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+    processes = [start(0), start(1)]
+    try:
+        time.sleep(3)
+        processes[1].kill()
+        processes.append(start(1))
+        time.sleep(1)
+        processes.append(start(2))
+        ends = [(process.communicate(timeout=60)[1], process.returncode) for process in processes]
+        assert ends == [("", 0), ("", -signal.SIGKILL), ("", 0), ("", 0)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.multiprocess
 @pytest.mark.parametrize(("deed", "fate"), [(KILL, "was killed"), (STOP, "is stuck")])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_the_launcher_says_which_process_it_was(deed, fate, victim, monkeypatch, capfd):

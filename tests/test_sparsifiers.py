@@ -257,6 +257,10 @@ def test_bad_gradients(name):
     state = sparsifier.init({"w": jnp.zeros((3, 2))})
     with pytest.raises(ValueError, match="w has shape"):
         sparsifier.update({"w": jnp.zeros((2, 3))}, state)
+    for of_another in (None, optax.EmptyState(), optax.ScaleByScheduleState(jnp.int32(0))):
+        with pytest.raises(ValueError, match=r"state is a .*, but must be a .*State\. Call init"):
+            sparsifier.update({"w": jnp.zeros((3, 2))}, of_another)
+    sparsifier.update({"w": np.zeros((3, 2))}, state)  # float64, which JAX takes for float32
     with jax.enable_x64():
         for params, gradients in ((np.float32, np.float64), (np.float64, np.float32), (np.float64, np.float16)):
             state = sparsifier.init({"w": jnp.zeros((3, 2), params)})

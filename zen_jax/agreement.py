@@ -1,5 +1,7 @@
 """Checks that all processes of `jax.distributed` train the same thing, before anything is synchronised."""
 
+import dataclasses
+import enum
 import hashlib
 import json
 import os
@@ -14,7 +16,7 @@ from jax.experimental import multihost_utils
 from zen_jax._native import backend_info
 from zen_jax._typing import PyTree
 
-_PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.dtype, os.PathLike)
+_PLAIN = (bool, int, float, complex, str, enum.Enum, bytes, type(None), np.generic, np.dtype, os.PathLike)
 _NAMED = 8  # the most processes that a message names for each value, and the most values
 
 
@@ -27,9 +29,9 @@ def check_agreement(**what: PyTree) -> None:
     single process it always passes, at no cost.
 
     Args:
-      **what: values by name: numbers, strings, None, a `Plan`, `Cluster` or `SparsityProfile`, arrays, and trees of
-        these. Arrays are compared bit by bit, but those that are sharded over processes only by shape and dtype;
-        anything else by its type.
+      **what: values by name: numbers, strings, enums, dtypes, None, a `Plan`, `Cluster` or `SparsityProfile`, arrays,
+        and trees and dataclasses of these. Arrays are compared bit by bit, but those that are sharded over processes
+        only by shape and dtype; anything else by its type.
 
     Raises:
       ValueError: on every process; it names what differs, each value, and the processes that have it. If a value
@@ -71,7 +73,14 @@ def describe(tree: PyTree) -> dict[str, str]:
     """
 
     def documented(leaf: Any) -> Any:
-        return leaf.to_json() if hasattr(leaf, "to_json") else leaf
+        if isinstance(leaf, type):
+            return leaf.__qualname__  # jnp.float32
+        if hasattr(leaf, "to_json"):
+            return leaf.to_json()
+        if dataclasses.is_dataclass(leaf):
+            fields = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+            return jax.tree.map(documented, fields)
+        return leaf
 
     leaves = jax.tree_util.tree_flatten_with_path(jax.tree.map(documented, tree), is_leaf=lambda leaf: leaf is None)[0]
     return {jax.tree_util.keystr(path, simple=True, separator="/"): _text(leaf) for path, leaf in leaves}

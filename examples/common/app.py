@@ -149,7 +149,8 @@ def _compare(config: Config, workers: Workers, task: Task, checkpoints: Mapping[
     runs: list[Run] = []
     for scheme in config.sync:
         run = _run(config, workers, task, scheme, checkpoints[scheme])
-        if len(run.steps) < config.steps:
+        finished = len(run.steps) == config.steps and scheme == config.sync[-1]
+        if run.preempted and not finished:
             if is_main_process:
                 print(f"\nstopped after {len(run.steps)} steps of {scheme}: start it again with --resume", flush=True)
             return False
@@ -177,12 +178,12 @@ def _run(config: Config, workers: Workers, task: Task, scheme: str, checkpoints:
     steps = progress.watch(run, steps, config.steps, task, quiet=not is_main_process)
     steps = metrics.record(path, before, steps) if is_main_process else steps
     for done, (_, state) in enumerate(steps, len(before) + 1):
-        preempted = reached_preemption()
-        if preempted or (config.checkpoint_every and done % config.checkpoint_every == 0):
+        run.preempted = reached_preemption()
+        if run.preempted or (config.checkpoint_every and done % config.checkpoint_every == 0):
             if is_main_process:
                 metrics.secure(path)
             checkpoints.save(done, state)
-        if preempted:
+        if run.preempted:
             break
     checkpoints.close()
     if len(run.steps) == config.steps:

@@ -49,6 +49,7 @@ class Run:
     steps: list[Step] = dataclasses.field(default_factory=list)
     validation: float | None = None
     plan: zen.Plan | None = None  # chosen under `PLANNED`
+    preempted: bool = False  # whether a host was told to end after the last of these steps
 
 
 def initial_state(task: Task, scheme: str, workers: Workers) -> State:

@@ -227,15 +227,32 @@ def _meet_others(rank: Rank, timeout: float) -> list[_Peer]:
             if hello is None:
                 peer.connection.close()  # something else on the network
                 continue
-            peers.append(peer)
             peer.index, count = hello
+            earlier = [each for each in peers if each.index == peer.index]
+            peers.append(peer)
             if count != rank.count:
                 others = f"process {peer.index} was started as one of {count}"
                 raise refuse(BadInput, _BAD_INPUT, f"{others}, but process 0 as one of {rank.count}")
-            if peer.index not in missing:
-                raise refuse(BadInput, _BAD_INPUT, f"two processes were started as {rank.name(peer.index)}")
+            for each in earlier:
+                if not _is_gone(each):
+                    raise refuse(BadInput, _BAD_INPUT, f"two processes were started as {rank.name(peer.index)}")
+                each.connection.close()
+                peers.remove(each)
             missing.discard(peer.index)
     return peers
+
+
+def _is_gone(peer: _Peer) -> bool:
+    """Whether a process that waits for others has ended; what it said meanwhile is only that it lives."""
+    peer.connection.setblocking(False)
+    try:
+        while peer.connection.recv(1 << 16):
+            pass
+        return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _listen_at(rank: Rank, port: int, backlog: int) -> socket.socket:

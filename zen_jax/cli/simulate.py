@@ -10,6 +10,7 @@ import zen_jax as zen
 from zen_jax.cli import options as shared
 from zen_jax.cli import output
 from zen_jax.errors import MAX_WORKERS
+from zen_jax.planning.simulate import MOST_WORKERS, doubled_workers
 
 EXAMPLES = """  zen-jax simulate profile.json --max-workers 4096 --gbps 25
   zen-jax simulate profile.json --plot scaling.png --json scaling.json"""
@@ -20,7 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-workers",
         type=shared.at_least(2),
-        default=4096,
+        default=MOST_WORKERS,
         metavar="N",
         help="largest number of workers (default: %(default)s)",
     )
@@ -40,14 +41,11 @@ def run(options: argparse.Namespace) -> output.Result:
 
 
 def _workers(profiled: int, cluster: zen.Cluster, most: int) -> list[int]:
-    """The number profiled, and doublings of a full host's workers, or of one host if hosts were profiled."""
     if most > MAX_WORKERS:
         raise ValueError(f"--max-workers {most} must be at most {MAX_WORKERS}.")
-    first = cluster.devices_per_host if profiled == cluster.workers else 1
-    doublings = {first << k for k in range(most.bit_length())} | {profiled}
-    workers = sorted(n for n in doublings if 2 <= n <= most)
+    workers = doubled_workers(profiled, cluster, most)
     if not workers:
-        raise ValueError(f"--max-workers {most} leaves nothing to estimate: a host has {first} workers. Allow more.")
+        raise ValueError(f"--max-workers {most} leaves nothing to estimate: fewer than a host's workers. Allow more.")
     return workers
 
 

@@ -16,7 +16,7 @@ from zen_jax.planning.sparsity import SparsityProfile, UnitProfile
 from zen_jax.planning.table import table
 from zen_jax.schemes.sparcml import stages
 
-WORKERS = tuple(2**k for k in range(1, 13))
+MOST_WORKERS = 4096
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def simulate(
     profile: SparsityProfile,
     cluster: Cluster,
     *,
-    workers: Sequence[int] | int = WORKERS,
+    workers: Sequence[int] | int | None = None,
     schemes: Collection[str] = WORKER_ORDER_SCHEMES,
 ) -> Simulation:
     """Estimates every scheme for other numbers of workers, with each leaf by itself and as many hosts as that takes.
@@ -94,7 +94,8 @@ def simulate(
     Args:
       profile: a profile of at least 2 workers.
       cluster: the links, and as many hosts as were profiled.
-      workers: one or several numbers of workers, each a multiple of the devices per host, or fewer than those.
+      workers: one or several numbers of workers, each a multiple of the devices per host, or fewer than those; None
+        for `doubled_workers`.
       schemes: as in `zen_jax.plan`.
 
     Returns:
@@ -113,6 +114,7 @@ def simulate(
     if profiled_workers(profile, cluster) < 2:
         raise ValueError("a profile of 1 worker says nothing about more. Profile at least two workers.")
     flat = profile.n == cluster.workers
+    workers = doubled_workers(profile.n, cluster) if workers is None else workers
     points = []
     for n in (workers,) if errors.is_integer(workers) else workers:
         errors.check_at_least("workers", n, 2)
@@ -126,6 +128,16 @@ def simulate(
         choice = {leaf: estimated.best(leaf, schemes).candidate.scheme for leaf in profile.leaves}
         points.append(Simulated(n, estimated, choice))
     return Simulation(tuple(points))
+
+
+def doubled_workers(profiled: int, cluster: Cluster, most: int = MOST_WORKERS) -> list[int]:
+    """The number profiled, and doublings of a full host's workers, or of one host if hosts were profiled; up to `most`.
+
+    >>> doubled_workers(6, Cluster(hosts=2, devices_per_host=3), most=24)
+    [3, 6, 12, 24]
+    """
+    first = cluster.devices_per_host if profiled == cluster.workers else 1
+    return sorted(n for n in {first << k for k in range(most.bit_length())} | {profiled} if 2 <= n <= most)
 
 
 def extrapolate(profile: SparsityProfile, n: int) -> SparsityProfile:

@@ -101,6 +101,7 @@ def dgc(
 
     def update(updates: PyTree, state: DgcState, params: PyTree = None, **_) -> tuple[PyTree, DgcState]:
         del params
+        feedback.check_state(state, DgcState)
         share = density(state.count) if callable(density) else density
         shards = 1 if model_axis is None else _axis.axis_size(model_axis, "model_axis")
         factor = None if clip_norm is None else _clip_factor(updates, clip_norm, axis_name, model_axis)

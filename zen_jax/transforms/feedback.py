@@ -32,6 +32,11 @@ def zeros(params: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, accumulator_dtype(jnp.result_type(leaf))), params)
 
 
+def check_state(state: Any, kind: type) -> None:
+    """Raises a ValueError for a state that is not of the transformation's kind."""
+    errors.check_instance("state", state, kind, "Call init of this very transformation.")
+
+
 def map_leaves(fun: Callable[..., tuple], updates: PyTree, *states: PyTree) -> tuple[PyTree, ...]:
     """Maps fun(name, update, *state) -> results over all leaves; returns a tree like the updates for each result."""
     treedef = jax.tree.structure(updates, is_leaf=is_sparse_leaf)
@@ -42,6 +47,7 @@ def map_leaves(fun: Callable[..., tuple], updates: PyTree, *states: PyTree) -> t
                 f"{name} is a {type(leaf).__name__}, which is already sparse. Leave it out with optax.masked."
             )
         errors.check_float(name, leaf.dtype)
+        leaf = jnp.asarray(leaf)
         if leaf.shape != state[0].shape:
             raise ValueError(
                 f"{name} has shape {leaf.shape}, but the state was made for {state[0].shape}. "
@@ -52,7 +58,7 @@ def map_leaves(fun: Callable[..., tuple], updates: PyTree, *states: PyTree) -> t
                 f"{name} has dtype {leaf.dtype}, but the state was made for parameters of another: {state[0].dtype}. "
                 "Call init with parameters of the updates' dtype."
             )
-        results.append(fun(name, jnp.asarray(leaf), *state))
+        results.append(fun(name, leaf, *state))
     return tuple(map(treedef.unflatten, zip(*results, strict=True))) if results else (updates, *states)
 
 

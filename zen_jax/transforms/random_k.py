@@ -55,6 +55,7 @@ def random_k(density: float, seed: int = 0) -> optax.GradientTransformationExtra
 
     def update(updates: PyTree, state: RandomKState, params: PyTree = None, **_) -> tuple[PyTree, RandomKState]:
         del params
+        feedback.check_state(state, RandomKState)
 
         def leaf(name: str, update: Array, residual: Array) -> tuple[Array, Array]:
             if not update.size:

@@ -51,6 +51,7 @@ def threshold(value: float) -> optax.GradientTransformationExtraArgs:
 
     def update(updates: PyTree, state: ThresholdState, params: PyTree = None, **_) -> tuple[PyTree, ThresholdState]:
         del params
+        feedback.check_state(state, ThresholdState)
         sent, residual = feedback.map_leaves(leaf, updates, state.residual)
         return sent, ThresholdState(residual)
 

@@ -60,6 +60,7 @@ def top_k(density: float, *, compact: bool = False) -> optax.GradientTransformat
 
     def update(updates: PyTree, state: TopKState, params: PyTree = None, **_) -> tuple[PyTree, TopKState]:
         del params
+        feedback.check_state(state, TopKState)
         sent, residual = feedback.map_leaves(leaf, updates, state.residual)
         return sent, TopKState(residual)
 
