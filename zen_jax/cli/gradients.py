@@ -52,7 +52,9 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                 "the profile in Python, zen_jax.profile(gradients).save(FILE): a plan is for the dtype of its profile."
             )
         if leaf.dtype.kind != "f":
-            raise ValueError(f"{path}: {name} has dtype {leaf.dtype}, but gradients are floats. Save only those.")
+            raise ValueError(
+                f"{path}: {name} has dtype {leaf.dtype}, but gradients must be float32, float64 or float16. Save those."
+            )
     slices = {leaf.shape[:1] for leaf in leaves.values()}
     if len(slices) > 1 or slices & {(), (0,)}:
         shapes = ", ".join(f"{name} {leaf.shape}" for name, leaf in leaves.items())
