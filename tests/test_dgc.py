@@ -111,6 +111,12 @@ def test_a_schedule_sends_as_many_as_a_number(share, size):
     assert least == math.ceil(share * size) and least <= most <= size
 
 
+def test_a_schedule_returns_one_number():
+    sparsifier = zen.dgc(lambda count: jnp.full(1, 0.5))
+    with pytest.raises(ValueError, match=r"density has shape \(1,\), but must have shape \(\)"):
+        sparsifier.update(jnp.ones((4, 4)), sparsifier.init(jnp.ones((4, 4))))
+
+
 def test_dgc_warms_up():
     sparsifier = zen.dgc(zen.warmup_density(0.01, steps=10, stages=5))
     state, step = sparsifier.init(jnp.zeros((100, 100))), jax.jit(sparsifier.update)

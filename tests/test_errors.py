@@ -271,7 +271,8 @@ def test_planning():
     for planned in (zen.plan, zen.estimate, partial(zen.simulate, workers=(N,))):
         refuses(lambda: planned(gradients, cluster), "profile is a dict", "zen_jax.profile")  # noqa: B023
         refuses(lambda: planned(profile, N), "cluster is a int", "zen_jax.calibrate")  # noqa: B023
-    refuses(lambda: zen.plan(profile, cluster, schemes="zen"), "schemes='zen' is one name", "several")
+    refuses(lambda: zen.plan(profile, cluster, schemes="zen"), "schemes='zen' is no collection")
+    refuses(lambda: zen.plan(profile, cluster, schemes=None), "schemes=None is no collection")
     refuses(lambda: zen.autotune(lambda plan: None, cluster=N), "cluster is a int")
 
 

@@ -78,6 +78,8 @@ def test_autotune_with_value_and_grad():
 def test_autotune_refuses():
     with pytest.raises(ValueError, match="steps=0"):
         zen.autotune(lambda plan: None, cluster=SLOW, steps=0)
+    with pytest.raises(ValueError, match="make_step=None must be a function"):
+        zen.autotune(None, cluster=SLOW)
     with pytest.raises(ValueError, match="make_step returned None, but must return the step"):
         zen.autotune(lambda plan: None, cluster=SLOW)
     with pytest.raises(ValueError, match="inside jit or scan"):

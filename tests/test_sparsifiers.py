@@ -239,6 +239,7 @@ def test_density_out_of_range(factory, density):
         (lambda: zen.dgc(clip_norm=1.0), "pass axis_name"),
         (lambda: zen.dgc(clip_norm=0.0, axis_name="data"), "clip_norm=0.0 must be a finite number above 0"),
         (lambda: zen.warmup_density(0.1, steps=0), "steps=0"),
+        (lambda: zen.warmup_density(0.1, steps=2**31), f"steps={2**31}"),
         (lambda: zen.top_k(jnp.float32(0.1)), "density=.* must be a Python number: optax.inject_hyperparams"),
         (lambda: zen.threshold(jnp.float32(0.1)), "value=.* must be a Python number: optax.inject_hyperparams"),
         (lambda: zen.warmup_density(0.1, steps=5, stages=0), "stages=0"),

@@ -103,8 +103,8 @@ def autotune(
       A step with the arguments and results of those that `make_step` makes, and with attributes `profile` and `plan`.
 
     Raises:
-      ValueError: for steps below 1, a cluster that is none, schemes as in `zen_jax.plan`, or a `make_step` that returns
-        no function; in the first call, before anything runs, for a cluster of another size, or if the processes'
+      ValueError: for steps below 1, a cluster that is none, schemes as in `zen_jax.plan`, or a `make_step` that is or
+        returns no function; in the first call, before anything runs, for a cluster of another size, or if the processes'
         arguments differ; when planning, for a step that ignored its plan; in any call inside jit, scan or the like.
 
     >>> import jax, jax.numpy as jnp
@@ -121,6 +121,8 @@ def autotune(
 
     Source: ZEN (OSDI 2025), section 3.
     """
+    if not callable(make_step):
+        raise ValueError(f"make_step={make_step!r} must be a function from a plan to a step.")
     errors.check_at_least("steps", steps, 1)
     check_cluster(cluster)
     return Autotuned(make_step, cluster, steps, candidate_schemes(schemes))

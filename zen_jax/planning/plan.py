@@ -226,8 +226,8 @@ def _capacities(candidate: Candidate, leaves: Sequence[LeafProfile]) -> list[tup
 
 def candidate_schemes(schemes: Collection[str]) -> tuple[str, ...]:
     """Each scheme once, those preferred in a tie first; a ValueError if one is unknown or none is dense."""
-    if isinstance(schemes, str):
-        raise ValueError(f"schemes={schemes!r} is one name, but must be several. Use ('dense_ordered', {schemes!r}).")
+    if isinstance(schemes, str) or not isinstance(schemes, Collection):
+        raise ValueError(f"schemes={schemes!r} is no collection of names. Use for instance ('dense_ordered', 'zen').")
     for scheme in schemes:
         errors.check_choice("schemes", scheme, registry.names())
     if not set(registry.DENSE) & set(schemes):

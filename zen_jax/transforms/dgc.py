@@ -148,7 +148,7 @@ def warmup_density(density: float, steps: int, stages: int = 5) -> Callable[[Arr
       A function from the step count (int32 []) to the density (float32 []).
 
     Raises:
-      ValueError: for a density outside (0, 1], or steps or stages below 1.
+      ValueError: for a density outside (0, 1], steps or stages below 1, or 2**31 steps or more.
 
     >>> schedule = warmup_density(0.001, steps=50)
     >>> [round(float(schedule(step)), 4) for step in (0, 10, 20, 30, 40, 50, 1000)]
@@ -158,6 +158,8 @@ def warmup_density(density: float, steps: int, stages: int = 5) -> Callable[[Arr
     """
     density = feedback.check_density(density)
     errors.check_at_least("steps", steps, 1)
+    if steps >= 2**31:
+        raise ValueError(f"steps={steps} must be below 2**31: steps are counted in int32.")
     errors.check_at_least("stages", stages, 1)
     values = [density ** (stage / (stages + 1)) for stage in range(1, stages + 2)]
     ends = [-(-steps * stage // stages) for stage in range(1, stages + 1)]
@@ -188,6 +190,7 @@ def _bounds(share: float | Array, size: int) -> tuple[Array | int, Array | int]:
         least = feedback.num_to_send(share, size)
         return least, min(int(EXCESS * least), size)
     share, rest = jnp.clip(jnp.asarray(share, jnp.float32), 0, 1), size % 4096
+    errors.check_shape("density", share.shape, ())
     # float32 holds every multiple of 4096 below 2**31, but not every size above 2**24.
     coarse = share * jnp.float32(size - rest)
     whole = jnp.floor(coarse)
