@@ -41,6 +41,11 @@ cuda::Element element(ffi::AnyBuffer buffer) {
 
 ffi::Error status(const char* target, cudaError_t error) {
   if (error == cudaSuccess) return ffi::Error::Success();
+  if (error == cudaErrorNoKernelImageForDevice) {
+    return ffi::Error::Internal(std::string(target) +
+                                " was not compiled for this GPU, but by default for compute capability 8.0 and higher. "
+                                "Set ZEN_JAX_KERNELS=xla to compute in pure JAX.");
+  }
   return ffi::Error::Internal(std::string(target) + ": " + cudaGetErrorString(error));
 }
 

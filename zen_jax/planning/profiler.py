@@ -27,10 +27,10 @@ Report = Mapping[int, Counts]  # of one leaf in one step, by width; empty if it 
 class Profiler:
     """Watches the gradients that `zen_jax.synchronize(..., plan=profiler)` reduces, and makes a profile of them.
 
-    When it has seen enough, trace the step again without the profiler: profiling then costs nothing more. Leaves under
-    `dense_below` bytes (1 MiB) that make up no larger table are not examined, because they are sent dense; row-sparse
-    gradients need no plan, and are left out of the profile. Works wherever `synchronize` does; on several hosts, all
-    get the same profile.
+    When it has seen enough, trace the step again without the profiler, which keeps the counts of every step: profiling
+    then costs nothing more. Leaves under `dense_below` bytes (1 MiB) that make up no larger table are not examined,
+    because they are sent dense; row-sparse gradients need no plan, and are left out of the profile. Works wherever
+    `synchronize` does; on several hosts, all get the same profile.
 
     Several `synchronize` in one step may share a profiler, each with its own leaves (`optax.partition`): the profile
     covers all their leaves.

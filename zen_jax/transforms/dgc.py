@@ -13,6 +13,7 @@ from jax import lax
 from zen_jax import _axis, errors
 from zen_jax._typing import Array, AxisName, PyTree
 from zen_jax.kernels.error_feedback import clamped
+from zen_jax.selection import check_size
 from zen_jax.sparse import SparseGradient
 from zen_jax.transforms import feedback
 
@@ -185,6 +186,7 @@ def _check(momentum: float, clip_norm: float | None, axis_name: AxisName | None)
 
 def _bounds(share: float | Array, size: int) -> tuple[Array | int, Array | int]:
     """The fewest and most elements to send of a leaf, over all its shards."""
+    check_size(size)
     if isinstance(share, float | int):
         share = feedback.check_density(share)  # a schedule may return anything
         least = feedback.num_to_send(share, size)

@@ -26,9 +26,9 @@ def top_k(density: float, *, compact: bool = False) -> optax.GradientTransformat
     Args:
       density: share of every leaf's elements to send, above 0 and at most 1.
       compact: whether to pass on leaves of at least 1 MiB as a `SparseGradient`, which saves a pass over them on CPUs
-        and gives the same result, bit for bit. It is sent by elements, whatever the unit, and only `synchronize` may
-        follow. Its list has room for k: of more than k non-finite elements, the first k are sent, so that a check for
-        them sees them, and the others are dropped.
+        and gives the same result, bit for bit. Only `synchronize` may follow; it sends the list by elements, unless a
+        `unit`, plan or `intra_axis` makes it a dense array again. The list has room for k: of more than k non-finite
+        elements, the first k are sent, so that a check for them sees them, and the others are dropped.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` with `TopKState`: sent + residual equals update + last residual
