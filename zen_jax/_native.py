@@ -8,7 +8,7 @@ from types import ModuleType
 
 import jax
 
-from zen_jax.errors import check_choice
+from zen_jax import errors
 
 _PLATFORMS = {"cpu": ("_native_cpu", "cpu"), "cuda": ("_native_cuda", "CUDA")}
 _INSTALL = {"cpu": "ZEN_JAX_NATIVE=1", "cuda": "ZEN_JAX_CUDA=1"}
@@ -21,8 +21,8 @@ _ISAS = ("avx512", "avx2", "scalar")
 def _load(platform: str) -> tuple[ModuleType | None, frozenset[str], str]:
     """The platform's library or None, the custom calls registered from it, and the reason."""
     choice = os.environ.get(_SWITCH, "native")
-    check_choice(_SWITCH, choice, ("native", "xla"))
-    check_choice(_ISA, os.environ.get(_ISA, _ISAS[0]), _ISAS)
+    errors.check_choice(_SWITCH, choice, ("native", "xla"))
+    errors.check_choice(_ISA, os.environ.get(_ISA, _ISAS[0]), _ISAS)
     if choice == "xla":
         return None, frozenset(), f"{_SWITCH}=xla turns custom calls off"
     module, ffi_platform = _PLATFORMS[platform]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from zen_jax.errors import MAX_UNITS
+from zen_jax import errors
 
 DENSE_BELOW = 1 << 20  # bytes under which a leaf costs latency rather than bandwidth
 BUCKET_BYTES = 128 << 20
@@ -27,7 +27,7 @@ def buckets(leaves: Mapping[str, tuple[Hashable, int]], bucket_bytes: int) -> li
     last: dict[Hashable, list[str]] = {}
     used: dict[Hashable, int] = {}
     for name, (kind, nbytes) in leaves.items():
-        if kind not in last or used[kind] + nbytes > min(bucket_bytes, MAX_UNITS):
+        if kind not in last or used[kind] + nbytes > min(bucket_bytes, errors.MAX_UNITS):
             last[kind], used[kind] = [], 0
             found.append(last[kind])
         last[kind].append(name)

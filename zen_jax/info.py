@@ -6,8 +6,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from zen_jax import errors
 from zen_jax._typing import Array
-from zen_jax.errors import check_instance
 
 
 class Info(NamedTuple):
@@ -84,7 +84,7 @@ def total(infos: Mapping[str, Info] | Iterable[Info] | Info) -> Info:
         return infos
     infos = list(infos.values() if isinstance(infos, Mapping) else infos)
     for info in infos:
-        check_instance("infos", info, Info, "Use an Info, or several; those of a state are state.info.")
+        errors.check_instance("infos", info, Info, "Use an Info, or several; those of a state are state.info.")
     if len(infos) < 2:
         return infos[0] if infos else make_info()
     stacked = Info(*(jnp.stack(field) for field in zip(*infos, strict=True)))

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from zen_jax import errors
 from zen_jax._sums import accumulator_dtype
 from zen_jax._typing import Array
-from zen_jax.errors import MAX_UNITS, check_at_least, check_integers, is_integer
 from zen_jax.kernels import unique_ids
 from zen_jax.mark import MARK, is_cleared, is_intact, new_mark
 
@@ -46,7 +46,7 @@ class RowSparseGradient:
     __array_ufunc__ = None  # makes a NumPy table leave the addition to this class
 
     def __post_init__(self) -> None:
-        if is_integer(self.num_rows):
+        if errors.is_integer(self.num_rows):
             object.__setattr__(self, "num_rows", int(self.num_rows))  # NumPy's would overflow, or widen the ids
         if self.mark is None and hasattr(self.ids, "shape"):
             object.__setattr__(self, "mark", new_mark(self.ids))
@@ -58,7 +58,7 @@ class RowSparseGradient:
         Rows of equal ids are summed, 16-bit floats in float32. Raises a ValueError for ids that are not integers, if
         there is not one row for each id, or for a table of 2**31 or more rows.
         """
-        check_integers("ids", ids)
+        errors.check_integers("ids", ids)
         check_rows(num_rows)
         ids, rows = widened(ids), jnp.asarray(rows)
         if rows.shape[: ids.ndim] != ids.shape:
@@ -182,8 +182,8 @@ def rows_at(table: Array, ids: Array) -> Array:
 
 def check_rows(num_rows: int) -> None:
     """Raises a ValueError unless int32 holds an id for every row of a table, plus one more id."""
-    check_at_least("num_rows", num_rows, 0)
-    if num_rows > MAX_UNITS:
+    errors.check_at_least("num_rows", num_rows, 0)
+    if num_rows > errors.MAX_UNITS:
         raise ValueError(f"a table of {num_rows} rows has more than the 2**31 - 1 that ids can name. Split it.")
 
 

@@ -2,8 +2,8 @@
 
 import math
 
+from zen_jax import errors
 from zen_jax._typing import Unit
-from zen_jax.errors import is_integer
 
 SMALLEST_AUTO_WIDTH = 16
 WIDEST_SUGGESTED = 1 << 16  # finding all divisors of the columns that a damaged plan states could take minutes
@@ -27,7 +27,7 @@ def unit_width(shape: tuple[int, ...], unit: Unit, n: int) -> int:
     """
     check_unit(unit)
     columns = math.prod(shape[1:])
-    if is_integer(unit):
+    if errors.is_integer(unit):
         if columns % unit:
             fitting = [m for m in range(1, min(columns, WIDEST_SUGGESTED) + 1) if columns % m == 0]
             raise ValueError(
@@ -46,7 +46,7 @@ def unit_width(shape: tuple[int, ...], unit: Unit, n: int) -> int:
 
 def check_unit(unit: Unit) -> None:
     """Raises a ValueError for a unit that is valid for no tensor."""
-    if not (unit >= 1 if is_integer(unit) else unit in ("element", "row", "auto")):
+    if not (unit >= 1 if errors.is_integer(unit) else unit in ("element", "row", "auto")):
         raise ValueError(f"unit={unit!r} is unknown. Use 'element', 'row', 'auto' or a positive number of columns.")
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import zen_jax as zen
+from zen_jax import errors
 from zen_jax.cli import options as shared
 from zen_jax.cli import output
-from zen_jax.errors import MAX_WORKERS
 from zen_jax.planning.simulate import MOST_WORKERS, doubled_workers
 
 EXAMPLES = """  zen-jax simulate profile.json --max-workers 4096 --gbps 25
@@ -41,8 +41,8 @@ def run(options: argparse.Namespace) -> output.Result:
 
 
 def _workers(profiled: int, cluster: zen.Cluster, most: int) -> list[int]:
-    if most > MAX_WORKERS:
-        raise ValueError(f"--max-workers {most} must be at most {MAX_WORKERS}.")
+    if most > errors.MAX_WORKERS:
+        raise ValueError(f"--max-workers {most} must be at most {errors.MAX_WORKERS}.")
     workers = doubled_workers(profiled, cluster, most)
     if not workers:
         raise ValueError(f"--max-workers {most} leaves nothing to estimate: fewer than a host's workers. Allow more.")

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from zen_jax import errors
 from zen_jax._sums import accumulator_dtype
 from zen_jax._typing import Array, PyTree
-from zen_jax.errors import check_choice, check_integers, is_integer
 from zen_jax.kernels import unique_ids
 from zen_jax.row_sparse import RowSparseGradient, check_rows, rows_at, widened, widened_dtype
 
@@ -184,7 +184,7 @@ def bag(table: Array | TakenRows, ids: Array, *, combiner: str = "sum", padding_
     >>> bag(table, jnp.array([[0, 2], [1, -1]]), combiner="mean", padding_id=-1).tolist()
     [[3.5], [2.0]]
     """
-    check_choice("combiner", combiner, COMBINERS)
+    errors.check_choice("combiner", combiner, COMBINERS)
     rows = lookup(table, ids, padding_id=padding_id)
     if not jnp.ndim(ids):
         raise ValueError("ids are a scalar, but must have a last axis, the length of a bag. Give an array [..., L].")
@@ -208,9 +208,9 @@ def looked_up(table: Array | TakenRows, ids: Array, combiner: str | None, paddin
 
 def check_ids(ids: Any, num_rows: int, padding_id: int | None = None) -> None:
     """Raises a ValueError if ids or padding are not integers, or if ids are known and lie outside [0, num_rows)."""
-    check_integers("ids", ids)
+    errors.check_integers("ids", ids)
     held = jnp.iinfo(widened_dtype(ids))
-    if padding_id is not None and not (is_integer(padding_id) and held.min <= padding_id <= held.max):
+    if padding_id is not None and not (errors.is_integer(padding_id) and held.min <= padding_id <= held.max):
         raise ValueError(f"padding_id={padding_id!r} must be None or an integer that fits in {held.dtype}, as ids do.")
     if isinstance(ids, jax.core.Tracer):
         return

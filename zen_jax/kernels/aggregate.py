@@ -4,18 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from zen_jax import errors
 from zen_jax._lowering import custom_call_or
 from zen_jax._sums import accumulator_dtype, divide
 from zen_jax._typing import Array
-from zen_jax.errors import (
-    check_at_least,
-    check_dtype,
-    check_float,
-    check_message_rows,
-    check_rank,
-    check_shape,
-    check_units,
-)
 
 
 def aggregate(positions: Array, values: Array, counts: Array, size: int, *, divisor: int = 1) -> Array:
@@ -58,22 +50,22 @@ def aggregate(positions: Array, values: Array, counts: Array, size: int, *, divi
 
 def check_messages(positions: Array, values: Array, counts: Array, size: int, divisor: int) -> None:
     """Refuses messages that cannot be summed into `size` units."""
-    check_float("values", values.dtype)
-    check_rank("values", values.shape, (2, 3))
-    check_message_rows("values", values.shape)
+    errors.check_float("values", values.dtype)
+    errors.check_rank("values", values.shape, (2, 3))
+    errors.check_message_rows("values", values.shape)
     n, capacity = values.shape[:2]
-    check_shape("positions", positions.shape, (n, capacity))
-    check_shape("counts", counts.shape, (n,))
-    check_dtype("positions", positions.dtype, jnp.int32)
-    check_dtype("counts", counts.dtype, jnp.int32)
-    check_at_least("size", size, 0)
-    check_at_least("divisor", divisor, 1)
+    errors.check_shape("positions", positions.shape, (n, capacity))
+    errors.check_shape("counts", counts.shape, (n,))
+    errors.check_dtype("positions", positions.dtype, jnp.int32)
+    errors.check_dtype("counts", counts.dtype, jnp.int32)
+    errors.check_at_least("size", size, 0)
+    errors.check_at_least("divisor", divisor, 1)
 
 
 def reference(positions: Array, values: Array, counts: Array, size: int, *, divisor: int = 1) -> Array:
     """The pure-JAX lowering, on values [n, C, D]."""
     n, capacity, width = values.shape
-    check_units(size + capacity)  # includes the positions past the end that unused entries get
+    errors.check_units(size + capacity)  # includes the positions past the end that unused entries get
     dtype = accumulator_dtype(values.dtype)
     entry = jnp.arange(capacity, dtype=jnp.int32)
 

@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 import numpy as np
 
+from zen_jax import errors
 from zen_jax._bits import bitmap_words
 from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
-from zen_jax.errors import check_capacity
 from zen_jax.kernels.aggregate import check_messages
 from zen_jax.kernels.aggregate import reference as aggregate_reference
 from zen_jax.kernels.hash_bitmap_encode import reference as encode_reference
@@ -45,7 +45,7 @@ def aggregate_encode(
     Source: ZEN (OSDI 2025), section 3.1, the server's part of Push, and Algorithm 2.
     """
     check_messages(positions, values, counts, size, divisor)
-    check_capacity(capacity)
+    errors.check_capacity(capacity)
     n, room, *row = values.shape
     rows = values.reshape(n, room, *(row or (1,)))
     width, itemsize = rows.shape[2], values.dtype.itemsize

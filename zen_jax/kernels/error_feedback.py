@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from zen_jax import selection
+from zen_jax import errors, selection
 from zen_jax._lowering import custom_call_or
 from zen_jax._sums import accumulator_dtype
 from zen_jax._typing import Array
-from zen_jax.errors import check_at_least, check_dtype, check_float, check_shape
 from zen_jax.hashing import fmix32
 
 
@@ -44,10 +43,10 @@ def send_drawn(update: Array, residual: Array, k: int, step: Array) -> tuple[Arr
     Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory" (NeurIPS 2018), section 2.
     """
     check_leaf(update, residual)
-    check_at_least("k", k, 1)
+    errors.check_at_least("k", k, 1)
     if k > update.size:
         raise ValueError(f"k={k} must be at most the {update.size} elements of the update.")
-    check_dtype("step", jnp.result_type(step), jnp.uint32)
+    errors.check_dtype("step", jnp.result_type(step), jnp.uint32)
     selection.check_size(update.size)
     return custom_call_or(
         lambda *operands: drawn_reference(*operands, k=k),
@@ -99,12 +98,12 @@ def send_reaching(update: Array, residual: Array, value: float) -> tuple[Array, 
 
 def check_leaf(update: Array, residual: Array, velocity: Array | None = None) -> None:
     """Refuses arrays that cannot be one leaf's update, residual and velocity."""
-    check_float("update", update.dtype)
-    check_shape("residual", residual.shape, update.shape)
-    check_dtype("residual", residual.dtype, accumulator_dtype(update.dtype))
+    errors.check_float("update", update.dtype)
+    errors.check_shape("residual", residual.shape, update.shape)
+    errors.check_dtype("residual", residual.dtype, accumulator_dtype(update.dtype))
     if velocity is not None:
-        check_shape("velocity", velocity.shape, update.shape)
-        check_dtype("velocity", velocity.dtype, residual.dtype)
+        errors.check_shape("velocity", velocity.shape, update.shape)
+        errors.check_dtype("velocity", velocity.dtype, residual.dtype)
 
 
 # --- pure JAX ---------------------------------------------------------------------------------------------------------

@@ -3,20 +3,10 @@
 import jax.numpy as jnp
 import numpy as np
 
-from zen_jax import hashing
+from zen_jax import errors, hashing
 from zen_jax._bits import bitmap_words, unpack_bits
 from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
-from zen_jax.errors import (
-    check_at_least,
-    check_dtype,
-    check_float,
-    check_message_rows,
-    check_rank,
-    check_seed,
-    check_shape,
-    check_units,
-)
 
 
 def hash_bitmap_decode(words: Array, values: Array, size: int, *, seed: int = 0) -> Array:
@@ -41,14 +31,14 @@ def hash_bitmap_decode(words: Array, values: Array, size: int, *, seed: int = 0)
 
     Source: ZEN (OSDI 2025), Algorithm 2; `zen_jax.hashing.index_of` takes the place of the sorted table.
     """
-    check_float("values", values.dtype)
-    check_rank("values", values.shape, (2, 3))
-    check_message_rows("values", values.shape)
-    check_at_least("size", size, 0)
-    check_seed(seed)
+    errors.check_float("values", values.dtype)
+    errors.check_rank("values", values.shape, (2, 3))
+    errors.check_message_rows("values", values.shape)
+    errors.check_at_least("size", size, 0)
+    errors.check_seed(seed)
     n, capacity, *row = values.shape
-    check_shape("words", words.shape, (n, bitmap_words(-(-size // n))))
-    check_dtype("words", words.dtype, jnp.uint32)
+    errors.check_shape("words", words.shape, (n, bitmap_words(-(-size // n))))
+    errors.check_dtype("words", words.dtype, jnp.uint32)
     rows = values.reshape(n, capacity, *(row or (1,)))
     width = rows.shape[2]
     (x,) = custom_call_or(
@@ -64,7 +54,7 @@ def hash_bitmap_decode(words: Array, values: Array, size: int, *, seed: int = 0)
 
 def reference(words: Array, values: Array, size: int, *, seed: int = 0) -> Array:
     """The pure-JAX lowering, on values [n, C, D]."""
-    check_units(size)
+    errors.check_units(size)
     n = words.shape[0]
     idx = jnp.arange(size, dtype=jnp.uint32)
     return decode_at(words, values, hashing.server_of(idx, n, seed), hashing.position_of(idx, n))

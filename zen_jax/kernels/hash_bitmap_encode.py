@@ -2,10 +2,10 @@
 
 import jax.numpy as jnp
 
+from zen_jax import errors
 from zen_jax._bits import bitmap_words, first_set, pack_bits, unit_is_nonzero
 from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
-from zen_jax.errors import check_capacity, check_float, check_rank, check_units
 
 
 def hash_bitmap_encode(shard: Array, capacity: int) -> tuple[Array, Array, Array]:
@@ -30,9 +30,9 @@ def hash_bitmap_encode(shard: Array, capacity: int) -> tuple[Array, Array, Array
 
     Source: ZEN (OSDI 2025), Algorithm 2.
     """
-    check_float("shard", shard.dtype)
-    check_rank("shard", shard.shape, (1, 2))
-    check_capacity(capacity)
+    errors.check_float("shard", shard.dtype)
+    errors.check_rank("shard", shard.shape, (1, 2))
+    errors.check_capacity(capacity)
     size, *row = shard.shape
     rows = shard.reshape(size, *(row or (1,)))
     width, itemsize = rows.shape[1], shard.dtype.itemsize
@@ -48,7 +48,7 @@ def hash_bitmap_encode(shard: Array, capacity: int) -> tuple[Array, Array, Array
 
 def reference(shard: Array, capacity: int) -> tuple[Array, Array, Array]:
     """The pure-JAX lowering, on shard [T, D]. Values beyond the count are 0."""
-    check_units(shard.shape[0])
+    errors.check_units(shard.shape[0])
     mask = unit_is_nonzero(shard)
     if mask.size == 0:
         none = jnp.zeros_like(shard, jnp.int32, shape=())

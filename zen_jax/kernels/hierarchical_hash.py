@@ -3,10 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 
-from zen_jax import hashing
+from zen_jax import errors, hashing
 from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
-from zen_jax.errors import check_at_least, check_integers, check_rank, check_seed, check_slots, check_workers
 
 
 def hierarchical_hash(
@@ -43,14 +42,14 @@ def hierarchical_hash(
     Source: ZEN (OSDI 2025), Algorithm 1, with an empty mark that is not an index, compare-and-swap, and a bounded
     serial counter.
     """
-    check_integers("indices", indices)
+    errors.check_integers("indices", indices)
     if jnp.result_type(indices).itemsize != 4:
         raise ValueError(f"indices have dtype {indices.dtype}, but must be int32 or uint32. Convert them with astype.")
-    check_rank("indices", jnp.shape(indices), (1,))
-    check_workers(n)
-    check_seed(seed)
+    errors.check_rank("indices", jnp.shape(indices), (1,))
+    errors.check_workers(n)
+    errors.check_seed(seed)
     for name, value, least in (("r1", r1, 1), ("r2", r2, 0), ("k", k, 1)):
-        check_at_least(name, value, least)
+        errors.check_at_least(name, value, least)
     return custom_call_or(
         lambda indices: reference(indices, n, r1, r2, k, seed=seed),
         "zen_hierarchical_hash",
@@ -66,7 +65,7 @@ def hierarchical_hash(
 
 def reference(indices: Array, n: int, r1: int, r2: int, k: int, *, seed: int = 0) -> tuple[Array, Array, Array]:
     """The pure-JAX lowering: one round per rehash, in which the smallest index wins a free slot."""
-    check_slots(n, r1, r2)
+    errors.check_slots(n, r1, r2)
     indices = indices.astype(jnp.uint32)
     empty = hashing.EMPTY_SLOT
     waiting = indices != empty

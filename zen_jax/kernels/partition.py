@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from zen_jax import hashing
+from zen_jax import errors, hashing
 from zen_jax._bits import first_set, unit_is_nonzero
 from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
-from zen_jax.errors import check_capacity, check_float, check_rank, check_seed, check_units, check_workers
 
 
 def partition(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array, Array, Array]:
@@ -38,11 +37,11 @@ def partition(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array,
 
     Source: ZEN (OSDI 2025), section 3.2, with the tile rotation of `zen_jax.hashing` in place of Algorithm 1's h0.
     """
-    check_float("x", x.dtype)
-    check_workers(n)
-    check_seed(seed)
-    check_capacity(capacity)
-    check_rank("x", x.shape, (1, 2))
+    errors.check_float("x", x.dtype)
+    errors.check_workers(n)
+    errors.check_seed(seed)
+    errors.check_capacity(capacity)
+    errors.check_rank("x", x.shape, (1, 2))
     units, *row = x.shape
     rows = x.reshape(units, *(row or (1,)))
     width, itemsize = rows.shape[1], x.dtype.itemsize
@@ -60,7 +59,7 @@ def partition(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array,
 def reference(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array, Array, Array]:
     """The pure-JAX lowering, on x [U, D]. Entries beyond the count are 0."""
     units, width = x.shape
-    check_units(units)
+    errors.check_units(units)
     tiles = -(-units // n)
     if tiles == 0:
         empty = jnp.zeros((n, capacity), jnp.int32)

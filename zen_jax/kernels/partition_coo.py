@@ -3,18 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 
-from zen_jax import hashing
+from zen_jax import errors, hashing
 from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
-from zen_jax.errors import (
-    check_capacity,
-    check_dtype,
-    check_float,
-    check_rank,
-    check_seed,
-    check_shape,
-    check_workers,
-)
 
 
 def partition_coo(
@@ -45,17 +36,17 @@ def partition_coo(
 
     Source: ZEN (OSDI 2025), section 3.2, with the tile rotation of `zen_jax.hashing` in place of Algorithm 1's h0.
     """
-    check_float("values", values.dtype)
-    check_rank("indices", indices.shape, (1,))
+    errors.check_float("values", values.dtype)
+    errors.check_rank("indices", indices.shape, (1,))
     if not indices.size:
         raise ValueError("indices has shape (0,), but must have room for an element. Give an unused one, and count 0.")
-    check_shape("values", values.shape, indices.shape)
-    check_shape("count", jnp.shape(count), ())
-    check_dtype("indices", indices.dtype, jnp.int32)
-    check_dtype("count", jnp.result_type(count), jnp.int32)
-    check_workers(n)
-    check_seed(seed)
-    check_capacity(capacity)
+    errors.check_shape("values", values.shape, indices.shape)
+    errors.check_shape("count", jnp.shape(count), ())
+    errors.check_dtype("indices", indices.dtype, jnp.int32)
+    errors.check_dtype("count", jnp.result_type(count), jnp.int32)
+    errors.check_workers(n)
+    errors.check_seed(seed)
+    errors.check_capacity(capacity)
     room = indices.size
     return custom_call_or(
         lambda *operands: reference(*operands, n, capacity, seed=seed),

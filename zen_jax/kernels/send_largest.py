@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from zen_jax import selection
+from zen_jax import errors, selection
 from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
-from zen_jax.errors import check_at_least, check_dtype
 from zen_jax.kernels.error_feedback import check_leaf, split
 from zen_jax.kernels.partition import partition
 
@@ -94,7 +93,7 @@ def list_largest(
 
     Source: Lin et al., "Deep Gradient Compression" (ICLR 2018), section 3.
     """
-    check_at_least("room", room, 1)
+    errors.check_at_least("room", room, 1)
     return _send(update, residual, least, most, velocity, momentum, scale, room)
 
 
@@ -112,7 +111,7 @@ def _bounds(least: Array | int, most: Array | int, size: int) -> tuple[Array, Ar
         if isinstance(value, jax.core.Tracer):
             continue
         value = value.item() if hasattr(value, "item") else value
-        check_at_least(name, value, 1)
+        errors.check_at_least(name, value, 1)
         if value > last:
             raise ValueError(f"{name}={value} must be at most {last}: 1 <= least <= most <= size of the update.")
         last = value
@@ -133,7 +132,7 @@ def _send(
     check_leaf(update, residual, velocity)
     least, most = _bounds(least, most, update.size)
     scale = jnp.ones((), residual.dtype) if scale is None else scale
-    check_dtype("scale", jnp.result_type(scale), residual.dtype)
+    errors.check_dtype("scale", jnp.result_type(scale), residual.dtype)
     # A custom call takes no None: an empty array stands for no velocity.
     has_velocity = velocity is not None
     velocity_or_empty = velocity if has_velocity else jnp.zeros_like(update, residual.dtype, shape=(0,))

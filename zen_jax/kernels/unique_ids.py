@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 
+from zen_jax import errors
 from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
-from zen_jax.errors import check_dtype, check_rank, check_units
 
 
 def unique_ids(ids: Array, fill: int) -> tuple[Array, Array, Array]:
@@ -28,9 +28,9 @@ def unique_ids(ids: Array, fill: int) -> tuple[Array, Array, Array]:
     >>> unique.tolist(), slots.tolist(), int(count)
     ([3, 7, 10], [1, 0, 1], 2)
     """
-    check_rank("ids", ids.shape, (1,))
-    check_dtype("ids", ids.dtype, jnp.int32)
-    check_units(fill, "int32 ids", "split the ids")
+    errors.check_rank("ids", ids.shape, (1,))
+    errors.check_dtype("ids", ids.dtype, jnp.int32)
+    errors.check_units(fill, "int32 ids", "split the ids")
     return custom_call_or(
         lambda ids: reference(ids, fill),
         "zen_unique_ids",

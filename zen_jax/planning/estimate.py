@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zen_jax import errors
 from zen_jax._sums import accumulator_dtype
-from zen_jax.errors import check_choice, check_instance
 from zen_jax.planning.cluster import Cluster, check_cluster
 from zen_jax.planning.costs import Candidate, candidates, lower_bound
 from zen_jax.planning.sparsity import LeafProfile, SparsityProfile
@@ -53,9 +53,9 @@ class Estimate:
 
         Raises a ValueError if the leaf or a scheme is unknown, or no scheme can take the leaf.
         """
-        check_choice("leaf", leaf, self.leaves)
+        errors.check_choice("leaf", leaf, self.leaves)
         for scheme in schemes:
-            check_choice("schemes", scheme, registry.names())
+            errors.check_choice("schemes", scheme, registry.names())
         known = self.leaves[leaf]
         if not any(scheme in known for scheme in schemes):
             raise ValueError(f"schemes={tuple(schemes)!r} cannot take {leaf!r}. Add one of {', '.join(known)}.")
@@ -66,7 +66,7 @@ class Estimate:
 
         Raises a ValueError if the scheme is unknown.
         """
-        check_choice("scheme", scheme, registry.names())
+        errors.check_choice("scheme", scheme, registry.names())
         return {leaf: known.get(scheme, known["dense_ordered"]) for leaf, known in self.leaves.items()}
 
     def total(self, scheme: str) -> Cost:
@@ -108,7 +108,7 @@ class Estimate:
 
 def profiled_workers(profile: SparsityProfile, cluster: Cluster) -> int:
     """The number of workers of a profile; raises a ValueError if it is no profile, or the cluster is not for them."""
-    check_instance("profile", profile, SparsityProfile, "Use zen_jax.profile(stacked_gradients).")
+    errors.check_instance("profile", profile, SparsityProfile, "Use zen_jax.profile(stacked_gradients).")
     check_cluster(cluster)
     cluster.check_workers(profile.n)
     return profile.n

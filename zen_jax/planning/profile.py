@@ -12,7 +12,6 @@ from jax.sharding import AxisType
 from zen_jax import errors
 from zen_jax._typing import Array, PyTree, Unit
 from zen_jax.buckets import DENSE_BELOW
-from zen_jax.errors import check_float, check_seed, check_workers
 from zen_jax.formats.tensor_block import BLOCK
 from zen_jax.planning.counts import SAMPLED_TOGETHER, Counts, count_stacked, partitions
 from zen_jax.planning.sparsity import FULLEST, LeafProfile, SparsityProfile, UnitProfile
@@ -44,7 +43,7 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
 
     Source: ZEN (OSDI 2025), section 2.1.
     """
-    check_seed(seed)
+    errors.check_seed(seed)
     if unit is not None:
         check_unit(unit)
     if not steps:
@@ -55,7 +54,7 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
             raise ValueError(
                 f"{name} is a {type(leaf).__name__}, but profile counts arrays. Stack the results of to_dense()."
             )
-        check_float(name, leaf.dtype)
+        errors.check_float(name, leaf.dtype)
     if not measured[0]:
         raise ValueError("the tree of gradients has no leaves. Give the stacked gradients of at least one parameter.")
     sizes = {leaf.shape[:1] for named in measured for _, leaf in named}
@@ -69,7 +68,7 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
             "separately."
         )
     ((n,),) = sizes
-    check_workers(n)
+    errors.check_workers(n)
     elements = sum(math.prod(leaf.shape[1:]) for _, leaf in measured[0])
     if 0 < elements < n:
         raise ValueError(

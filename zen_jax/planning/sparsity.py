@@ -8,18 +8,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from zen_jax import errors
 from zen_jax._typing import Unit
 from zen_jax.buckets import DENSE_BELOW
-from zen_jax.errors import (
-    FLOATS,
-    check_array_shape,
-    check_at_least,
-    check_between,
-    check_choice,
-    check_not_negative,
-    check_seed,
-    check_workers,
-)
 from zen_jax.planning.documents import JsonDocument, as_object, as_tuple, each_entry
 from zen_jax.planning.table import table
 from zen_jax.units import unit_width
@@ -53,19 +44,19 @@ class UnitProfile:
 
     def __post_init__(self) -> None:
         n = len(self.unions)
-        check_workers(n, "the length of unions")
+        errors.check_workers(n, "the length of unions")
         for name in ("width", "units"):
-            check_at_least(name, getattr(self, name), 1)
+            errors.check_at_least(name, getattr(self, name), 1)
         for name in FULLEST:
-            check_at_least(name, getattr(self, name), 0)
-        check_not_negative("overlap", self.overlap)
+            errors.check_at_least(name, getattr(self, name), 0)
+        errors.check_not_negative("overlap", self.overlap)
         for union in self.unions:
-            check_not_negative("unions", union)
+            errors.check_not_negative("unions", union)
         for count in self.partial_sums:
-            check_at_least("partial_sums", count, 0)
+            errors.check_at_least("partial_sums", count, 0)
         for parts, ratio in self.partition_skewness.items():
-            check_workers(parts, "partitions")
-            check_between(f"partition_skewness[{parts}]", ratio, 1, parts)
+            errors.check_workers(parts, "partitions")
+            errors.check_between(f"partition_skewness[{parts}]", ratio, 1, parts)
         unions = shortened(self.unions)
         if list(self.unions) != sorted(self.unions) or self.unions[-1] > self.units:
             raise ValueError(f"unions={unions} must not decrease, nor exceed {self.units} units. Profile again.")
@@ -117,8 +108,8 @@ class LeafProfile:
     by_width: Mapping[int, UnitProfile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_array_shape(self.shape)
-        check_choice("dtype", self.dtype, FLOATS)
+        errors.check_array_shape(self.shape)
+        errors.check_choice("dtype", self.dtype, errors.FLOATS)
         for width, unit in self.by_width.items():
             if unit.width != width or unit.units != -(-self.elements // unit.width):
                 raise ValueError(
@@ -160,10 +151,10 @@ class SparsityProfile(JsonDocument):
     dense_below: int = DENSE_BELOW  # bytes under which a leaf may be sent dense, in one vector with others
 
     def __post_init__(self) -> None:
-        check_workers(self.n)
-        check_seed(self.seed)
-        check_at_least("steps", self.steps, 1)
-        check_at_least("dense_below", self.dense_below, 0)
+        errors.check_workers(self.n)
+        errors.check_seed(self.seed)
+        errors.check_at_least("steps", self.steps, 1)
+        errors.check_at_least("dense_below", self.dense_below, 0)
         for name, leaf in self.leaves.items():
             measured = {len(unit.unions) for unit in leaf.by_width.values()}
             if measured - {self.n}:

@@ -6,9 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from zen_jax import _axis, kernels
+from zen_jax import _axis, errors, kernels
 from zen_jax._typing import Array, AxisName
-from zen_jax.errors import check_units
 from zen_jax.formats import coo
 from zen_jax.formats.words import WORD_BYTES
 from zen_jax.info import Info, density, make_info
@@ -33,7 +32,7 @@ def agsparse(x: Array | SparseGradient, axis_name: AxisName, options: ReduceOpti
     top = min(most, sparse_limit(units, width, x.dtype, n))
     if top == 0:
         return dense_ordered(densified(x), axis_name, options)
-    check_units(units, "scheme='agsparse'", "scheme='auto'")
+    errors.check_units(units, "scheme='agsparse'", "scheme='auto'")
     positions, values, counts = to_coo(x, top)
     rungs = ladder(top, options.planned_capacity(0), width * x.dtype.itemsize)
     counts_by_worker = _axis.all_gather(counts[0], axis_name)

@@ -1,8 +1,7 @@
 """The default: the scheme that moves the least, unless a plan says otherwise."""
 
-from zen_jax import _axis
+from zen_jax import _axis, errors
 from zen_jax._typing import Array, AxisName
-from zen_jax.errors import MAX_UNITS
 from zen_jax.info import Info
 from zen_jax.schemes.agsparse import agsparse
 from zen_jax.schemes.options import ReduceOptions
@@ -23,6 +22,6 @@ def auto(x: Array | SparseGradient, axis_name: AxisName, options: ReduceOptions)
     """
     n, (units, width) = _axis.axis_size(axis_name), x.shape
     few = n == 2 or (n == 3 and width * x.dtype.itemsize >= _GATHERED_BYTES)
-    if few and units <= MAX_UNITS and all(capacity is None for capacity in options.capacity):
+    if few and units <= errors.MAX_UNITS and all(capacity is None for capacity in options.capacity):
         return agsparse(x, axis_name, options)
     return zen(x, axis_name, options, dense_fallback=True)

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sized
 from typing import NamedTuple
 
+from zen_jax import errors
 from zen_jax._typing import AxisName
-from zen_jax.errors import check_choice
 from zen_jax.schemes import agsparse, auto, dense, sparcml, sparse_ps, zen
 from zen_jax.schemes.hierarchy import hierarchical
 from zen_jax.schemes.omnireduce import by_blocks
@@ -48,7 +48,7 @@ def get(name: str, intra_axis: AxisName | None = None) -> Scheme:
 
     Raises a ValueError that lists the names if there is none.
     """
-    check_choice("scheme", name, names())
+    errors.check_choice("scheme", name, names())
     run = _SCHEMES[name].run
     if intra_axis is not None:
         run = hierarchical(run, intra_axis)
@@ -58,7 +58,7 @@ def get(name: str, intra_axis: AxisName | None = None) -> Scheme:
 
 def takes_sparse(name: str) -> bool:
     """Whether a scheme moves a `SparseGradient` without densifying it."""
-    check_choice("scheme", name, names())
+    errors.check_choice("scheme", name, names())
     return _SCHEMES[name].takes_sparse
 
 
@@ -70,7 +70,7 @@ def num_exchanges(name: str, n: int) -> int | None:
     >>> num_exchanges("zen", 8), num_exchanges("sparcml", 8), num_exchanges("sparcml", 6), num_exchanges("dense", 8)
     (2, 3, 4, None)
     """
-    check_choice("scheme", name, names())
+    errors.check_choice("scheme", name, names())
     return _SCHEMES[name].num_exchanges(n)
 
 

@@ -10,9 +10,8 @@ from functools import partial
 import jax.numpy as jnp
 from jax import lax
 
-from zen_jax import _axis
+from zen_jax import _axis, errors
 from zen_jax._typing import Array, AxisName
-from zen_jax.errors import MAX_UNITS, check_units
 from zen_jax.formats.hash_bitmap import pack_header, unpack_header
 from zen_jax.info import Info, density, make_info
 from zen_jax.schemes.dense import dense_bytes, dense_ordered
@@ -59,9 +58,9 @@ def reduce_on_servers(
     units, width = x.shape
     n = _axis.axis_size(axis_name)
     named, who = _named(units, n, options)
-    if dense_fallback and named > MAX_UNITS:
+    if dense_fallback and named > errors.MAX_UNITS:
         return dense_ordered(densified(x), axis_name, options)
-    check_units(named, who, "scheme='auto'")
+    errors.check_units(named, who, "scheme='auto'")
     partitioning = assign(units, n)
     size = partitioning.size
     pull = PULL_FORMATS[options.pull_format](partitioning, width, x.dtype)

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from zen_jax import _axis, kernels
+from zen_jax import _axis, errors, kernels
 from zen_jax._sums import accumulator_dtype, divide
 from zen_jax._typing import Array, AxisName
-from zen_jax.errors import check_units
 from zen_jax.formats import coo
 from zen_jax.formats.words import WORD_BYTES
 from zen_jax.info import Info, density, make_info
@@ -66,7 +65,7 @@ def sparcml(x: Array, axis_name: AxisName, options: ReduceOptions) -> tuple[Arra
     """
     n = _axis.axis_size(axis_name)
     units = x.shape[0]
-    check_units(units, "scheme='sparcml'", "scheme='auto'")
+    errors.check_units(units, "scheme='sparcml'", "scheme='auto'")
     total = x.astype(accumulator_dtype(x.dtype))
     fills, done = jnp.zeros((), bool), []
     for number, stage in enumerate(stages(n)):

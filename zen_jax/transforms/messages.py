@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from zen_jax import _axis
+from zen_jax import _axis, errors
 from zen_jax._typing import AxisName, Unit
 from zen_jax.buckets import TableKind, buckets, small_tables, table_kind
-from zen_jax.errors import MAX_UNITS, is_integer
 from zen_jax.planning.plan import Plan
 from zen_jax.row_sparse import RowSparseGradient
 from zen_jax.schemes import registry
@@ -80,7 +79,7 @@ def row_sparse_messages(tables: Mapping[str, RowSparseGradient], axes: AxisName,
     return [
         group
         for bucket in buckets(kinds, bucket_bytes)
-        for group in buckets({name: rows[name] for name in bucket}, MAX_UNITS)
+        for group in buckets({name: rows[name] for name in bucket}, errors.MAX_UNITS)
     ]
 
 
@@ -91,7 +90,7 @@ def is_elements(unit: Unit) -> bool:
 
 def _table_kind(leaf: Leaf, unit: Unit) -> tuple[TableKind, Hashable] | None:
     kind = table_kind(leaf.shape, leaf.dtype)
-    divided = not is_integer(unit) or math.prod(leaf.shape[1:]) % unit == 0
+    divided = not errors.is_integer(unit) or math.prod(leaf.shape[1:]) % unit == 0
     return (kind, _varying(leaf)) if kind and divided else None
 
 
