@@ -1,19 +1,22 @@
 """How the leaves of a gradient tree are sent: each by itself, or several as one."""
 
 import math
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from zen_jax import _axis, errors
-from zen_jax._typing import AxisName, Unit
+from zen_jax._typing import Array, AxisName, Unit
 from zen_jax.buckets import TableKind, buckets, small_tables, table_kind
+from zen_jax.info import Info
 from zen_jax.planning.plan import Plan
 from zen_jax.row_sparse import RowSparseGradient
 from zen_jax.schemes import registry
-from zen_jax.sparse import is_sparse
-from zen_jax.trees import Leaf
+from zen_jax.sparse import concatenated, is_sparse
+from zen_jax.trees import Leaf, densified
 
 
 class Message(NamedTuple):
@@ -81,6 +84,24 @@ def row_sparse_messages(tables: Mapping[str, RowSparseGradient], axes: AxisName,
         for bucket in buckets(kinds, bucket_bytes)
         for group in buckets({name: rows[name] for name in bucket}, errors.MAX_UNITS)
     ]
+
+
+def reduce_as_one(
+    reduce: Callable[..., tuple[Array, Info]], parts: list[Leaf], unit: Unit, **options: Any
+) -> tuple[list[Array], Info]:
+    """Reduces a message's leaves as one table: they have rows of one length, or the unit divides all of them."""
+    if len(parts) == 1:
+        array, info = reduce(parts[0], unit=unit, **options)
+        return [array], info
+    if all(map(is_sparse, parts)) and is_elements(unit):
+        table, info = reduce(concatenated(parts), unit=unit, **options)
+    else:
+        columns = unit if errors.is_integer(unit) else math.prod(parts[0].shape[1:])
+        # As rows: XLA joins some lists of vectors a hundred times as slowly on CPUs.
+        flat = jnp.concatenate([densified(part).reshape(1, -1) for part in parts], axis=1)
+        table, info = reduce(flat.reshape(-1, columns), unit=unit, **options)
+    found = jnp.split(table.reshape(-1), np.cumsum([part.size for part in parts])[:-1])
+    return [each.reshape(part.shape) for each, part in zip(found, parts, strict=True)], info
 
 
 def is_elements(unit: Unit) -> bool:

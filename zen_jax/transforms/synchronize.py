@@ -1,37 +1,33 @@
 """`synchronize`: the all-reduce of a gradient tree as an optax transformation."""
 
-import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from zen_jax import _axis, errors
-from zen_jax._typing import Array, AxisName, PyTree, Unit
+from zen_jax._typing import AxisName, PyTree, Unit
 from zen_jax.buckets import BUCKET_BYTES, DENSE_BELOW
 from zen_jax.collective import OPS, all_reduce
-from zen_jax.info import Info, make_info, shares, total
+from zen_jax.info import Info, make_info
 from zen_jax.planning.plan import Plan
 from zen_jax.planning.profiler import Profiler
 from zen_jax.row_sparse import is_row_sparse
 from zen_jax.schemes import registry
 from zen_jax.schemes.row_sparse import reduce_rows
-from zen_jax.sparse import concatenated, is_sparse
+from zen_jax.transforms import reports
 from zen_jax.transforms.messages import (
     Message,
-    is_elements,
     planned_messages,
+    reduce_as_one,
     row_sparse_messages,
     unplanned_messages,
 )
-from zen_jax.trees import Leaf, densified, is_sparse_leaf, named_leaves, values_of
+from zen_jax.trees import Leaf, is_sparse_leaf, named_leaves, values_of
 from zen_jax.units import check_unit
-
-FUSED = "(fused)"
 
 
 class SynchronizeState(NamedTuple):
@@ -112,21 +108,6 @@ def synchronize(
     reduce = partial(all_reduce, axis_name=axis_name, op=op, seed=seed, intra_axis=intra_axis, return_info=True)
     reduce_tables = partial(reduce_rows, axis_name=axes, options=registry.ReduceOptions(op, seed=seed))
 
-    def reduce_as_one(parts: list[Leaf], unit: Unit, **options: Any) -> tuple[list[Array], Info]:
-        """One leaf, or several of one dtype as one table: they have rows of one length, or the unit divides them."""
-        if len(parts) == 1:
-            array, info = reduce(parts[0], unit=unit, **options)
-            return [array], info
-        if all(map(is_sparse, parts)) and is_elements(unit):
-            table, info = reduce(concatenated(parts), unit=unit, **options)
-        else:
-            columns = unit if errors.is_integer(unit) else math.prod(parts[0].shape[1:])
-            # As rows: XLA joins some lists of vectors a hundred times as slowly on CPUs.
-            flat = jnp.concatenate([densified(part).reshape(1, -1) for part in parts], axis=1)
-            table, info = reduce(flat.reshape(-1, columns), unit=unit, **options)
-        found = jnp.split(table.reshape(-1), np.cumsum([part.size for part in parts])[:-1])
-        return [each.reshape(part.shape) for each, part in zip(found, parts, strict=True)], info
-
     def check(named: list[tuple[str, Leaf]], n: int | None) -> None:
         for name, leaf in named:
             errors.check_float(name, leaf.dtype)
@@ -148,17 +129,12 @@ def synchronize(
             arrays, small, scheme=scheme, unit=unit, bucket_bytes=bucket_bytes, dense_below=dense_below
         )
 
-    def info_names(named: list[tuple[str, Leaf]]) -> list[str]:
-        """The same whatever the plan, so that a state fits any."""
-        nbytes = {name: leaf.size * jnp.dtype(leaf.dtype).itemsize for name, leaf in named}  # also of abstract arrays
-        return list(dict.fromkeys(FUSED if nbytes[name] < dense_below else name for name, _ in named))
-
     def init(params: PyTree) -> SynchronizeState:
         named = named_leaves(params)
         check(named, n=None)
         if not named and _is_placeholder(params):
             return SynchronizeState(jnp.zeros(()))  # one leaf, as a prefix of all of `info`
-        return SynchronizeState({name: make_info() for name in info_names(named)})
+        return SynchronizeState({name: make_info() for name in reports.names_of(dict(named), dense_below)})
 
     def update(updates: PyTree, state: SynchronizeState | None, params: PyTree = None, **_: Any):
         del params
@@ -170,12 +146,9 @@ def synchronize(
         if not named and state is not None:
             return updates, state
         check_gradients(named)
-        names = info_names(named) if state is None else list(state.info)
         leaves = dict(named)
-        # In the narrowest dtype, too, `init` would have named them.
-        strangers = [name for name, leaf in named if name not in names and leaf.size * 2 >= max(dense_below, 1)]
-        if strangers and not set(names) <= {FUSED, *leaves}:
-            raise _state_of_others(names, strangers[0])
+        names = reports.names_of(leaves, dense_below) if state is None else list(state.info)
+        reports.check_names(names, leaves, dense_below)
         tables = {name: leaf for name, leaf in named if is_row_sparse(leaf)}
         arrays = {name: leaf for name, leaf in named if name not in tables}
         # What `init` fused stays fused: gradients may be narrower than their parameters.
@@ -184,13 +157,16 @@ def synchronize(
         with jax.named_scope("zen"):
             if isinstance(plan, Profiler):
                 plan.observe(named, axis_name, seed, intra_axis, dense_below)
-            sent = [(message.leaves, partial(reduce_as_one, **message.options)) for message in messages(arrays, small)]
+            sent = [
+                (message.leaves, partial(reduce_as_one, reduce, **message.options))
+                for message in messages(arrays, small)
+            ]
             sent += [(group, reduce_tables) for group in row_sparse_messages(tables, axes, bucket_bytes)]
             for group, run in sent:
                 found, info = run([leaves[name] for name in group])
                 reduced |= dict(zip(group, found, strict=True))
-                infos += _shares(info, {name: leaves[name].nbytes for name in group}, names)
-            info = _pmax_over_other_axes(_by_name(infos, names), axes)
+                infos += reports.shares_by_name(info, {name: leaves[name].nbytes for name in group}, names)
+            info = _pmax_over_other_axes(reports.total_by_name(infos, names), axes)
         treedef = jax.tree.structure(updates, is_leaf=is_sparse_leaf)
         return jax.tree.unflatten(treedef, [reduced[name] for name, _ in named]), SynchronizeState(info)
 
@@ -201,32 +177,6 @@ def _is_placeholder(params: PyTree) -> bool:
     """Whether params without leaves are what `optax.tree_map_params` passes in their place: a childless custom node."""
     single = jax.tree.structure(params).num_nodes == 1
     return single and params is not None and not isinstance(params, Collection)
-
-
-def _shares(info: Info, sizes: Mapping[str, int], names: Collection[str]) -> list[tuple[str, Info]]:
-    """Each leaf's share of the Info of a bucket; of the leaves that the state does not name, all in one."""
-    unnamed = [name for name in sizes if name not in names]
-    named = {name: size for name, size in sizes.items() if name in names}
-    together = {unnamed[0]: sum(sizes[name] for name in unnamed)} if unnamed else {}
-    return list(shares(info, named | together).items())
-
-
-def _by_name(infos: list[tuple[str, Info]], names: Iterable[str]) -> dict[str, Info]:
-    """Info under the names in the state, whichever leaves a plan has fused or separated since `init`."""
-    found: dict[str, list[Info]] = {name: [] for name in names}
-    for name, info in infos:
-        known = name if name in found else FUSED
-        if known not in found:
-            raise _state_of_others(names, name)
-        found[known].append(info)
-    return {name: total(infos) for name, infos in found.items()}
-
-
-def _state_of_others(names: Iterable[str], name: str) -> ValueError:
-    return ValueError(
-        f"state is for {', '.join(names)}, but gradients have {name}. Call init with the parameters that the gradients "
-        "belong to."
-    )
 
 
 def _pmax_over_other_axes(info: dict[str, Info], axes: AxisName) -> dict[str, Info]:
