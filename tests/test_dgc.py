@@ -111,6 +111,19 @@ def test_a_schedule_sends_as_many_as_a_number(share, size):
     assert least == math.ceil(share * size) and least <= most <= size
 
 
+def test_clipping_takes_every_float_and_refuses_others():
+    sparsifier = zen.dgc(0.5, clip_norm=np.float32(1), axis_name=harness.AXIS)
+    sent = lambda g: sparsifier.update({"w": g}, sparsifier.init({"w": jnp.ones((4, 4), g.dtype)}))[0]
+    with jax.numpy_dtype_promotion("strict"):
+        for dtype in (jnp.bfloat16, jnp.float16, jnp.float32):
+            emulated = jax.vmap(sent, axis_name=harness.AXIS)(jnp.ones((2, 4, 4), dtype))
+            assert emulated["w"].dtype == dtype and np.isfinite(emulated["w"].astype(jnp.float32)).all()
+    state = sparsifier.init({"w": jnp.ones((4, 4))})
+    for dtype in (jnp.complex64, jnp.int8, jnp.float8_e4m3fn):
+        with pytest.raises(ValueError, match=r"w has dtype .*, but gradients must be float32"):
+            jax.vmap(lambda g: sparsifier.update({"w": g}, state), axis_name=harness.AXIS)(jnp.ones((2, 4, 4), dtype))
+
+
 def test_a_schedule_returns_one_number():
     sparsifier = zen.dgc(lambda count: jnp.full(1, 0.5))
     with pytest.raises(ValueError, match=r"density has shape \(1,\), but must have shape \(\)"):

@@ -3,6 +3,7 @@
 import functools
 import io
 import math
+import warnings
 
 import harness
 import hypothesis
@@ -258,6 +259,15 @@ def test_bad_gradients(name):
     state = sparsifier.init({"w": jnp.zeros((3, 2))})
     with pytest.raises(ValueError, match="w has shape"):
         sparsifier.update({"w": jnp.zeros((2, 3))}, state)
+    for other_tree in (sparsifier.init({"params": {"w": jnp.zeros((3, 2))}}), sparsifier.init([jnp.zeros((3, 2))])):
+        with pytest.raises(ValueError, match=r"made for a tree of another structure\. Call init"):
+            sparsifier.update({"w": jnp.zeros((3, 2))}, other_tree)
+    with pytest.raises(ValueError, match=r"w has shape \(3, 2\), but the state was made for \(2, 3\)"):
+        other = sparsifier.init({"w": jnp.zeros((2, 3))})
+        sparsifier.update({"w": jnp.zeros((3, 2))}, state._replace(residual=other.residual))
+    if "count" in state._fields:
+        with pytest.raises(ValueError, match=r"state\.count has shape \(4,\)"):
+            sparsifier.update({"w": jnp.zeros((3, 2))}, state._replace(count=jnp.zeros(4, jnp.int32)))
     for of_another in (None, optax.EmptyState(), optax.ScaleByScheduleState(jnp.int32(0))):
         with pytest.raises(ValueError, match=r"state is a .*, but must be a .*State\. Call init"):
             sparsifier.update({"w": jnp.zeros((3, 2))}, of_another)
@@ -267,6 +277,18 @@ def test_bad_gradients(name):
             state = sparsifier.init({"w": jnp.zeros((3, 2), params)})
             with pytest.raises(ValueError, match=r"w has dtype float.*Call init"):
                 sparsifier.update({"w": jnp.zeros((3, 2), gradients)}, state)
+
+
+def test_a_threshold_is_rounded_to_the_gradients_dtype():
+    gradient = jnp.array([0.7, -0.7, 0.6], jnp.float32)
+    for value in (0.7, np.float32(0.7), np.float64(0.7)):
+        with jax.enable_x64(), warnings.catch_warnings(action="error"):
+            sparsifier = zen.threshold(value)
+            sent, _ = sparsifier.update(gradient, sparsifier.init(gradient))
+            assert np.count_nonzero(sent) == 2, repr(value)
+    sparsifier = zen.threshold(1e300)
+    with pytest.raises(ValueError, match=r"value=1e\+300 must be .* the largest float32"):
+        sparsifier.update(gradient, sparsifier.init(gradient))
 
 
 def test_a_density_is_taken_as_it_is_written():

@@ -1,7 +1,6 @@
 """Argument checks: each raises a ValueError that names the argument, the value and what to do."""
 
 import math
-import sys
 from collections.abc import Collection
 from numbers import Integral, Real
 from typing import Any
@@ -136,7 +135,7 @@ def check_shape(name: str, shape: tuple[int, ...], wanted: tuple[int | None, ...
 
 
 def check_positive(name: str, value: Any) -> None:
-    if not is_number(value) or not 0 < value <= sys.float_info.max:
+    if not is_number(value) or not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name}={value!r} must be a finite number above 0.{static_hint(value)}")
 
 
@@ -146,5 +145,5 @@ def check_between(name: str, value: Any, least: float, most: float) -> None:
 
 
 def check_not_negative(name: str, value: Any) -> None:
-    if not is_number(value) or not 0 <= value <= sys.float_info.max:
+    if not is_number(value) or not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name}={value!r} must be a finite number of at least 0.{static_hint(value)}")

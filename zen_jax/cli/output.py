@@ -107,10 +107,13 @@ def _figure_file(word: str) -> Path:
 def writable(word: str) -> Path:
     """A path to write, refused at once rather than after long work."""
     path = Path(word)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{word!r} is a folder, not a file")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{word!r} cannot be written: there is no folder {str(path.parent)!r}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{word!r} cannot be written: permission denied")
+    try:
+        if path.is_dir():
+            raise argparse.ArgumentTypeError(f"{word!r} is a folder, not a file")
+        if not path.parent.is_dir():
+            raise argparse.ArgumentTypeError(f"{word!r} cannot be written: there is no folder {str(path.parent)!r}")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise argparse.ArgumentTypeError(f"{word!r} cannot be written: permission denied")
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{word!r} cannot be written: {error.strerror}") from error
     return path

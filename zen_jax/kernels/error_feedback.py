@@ -72,7 +72,8 @@ def send_reaching(update: Array, residual: Array, value: float) -> tuple[Array, 
       sent, residual: as in `zen_jax.kernels.send_largest`. Elements that are not finite are sent too.
 
     Raises:
-      ValueError: for an update that is not a float, shapes or dtypes that disagree, or 2**31 or more elements.
+      ValueError: for an update that is not a float, shapes or dtypes that disagree, 2**31 or more elements, or a value
+        that residual's dtype cannot hold.
 
     >>> import jax.numpy as jnp
     >>> sent, residual = send_reaching(jnp.array([1.0, -3.0, 2.0]), jnp.array([0.0, 1.0, 1.0]), 2.0)
@@ -84,9 +85,11 @@ def send_reaching(update: Array, residual: Array, value: float) -> tuple[Array, 
     """
     check_leaf(update, residual)
     selection.check_size(update.size)
+    if not 0 < value <= float(jnp.finfo(residual.dtype).max):
+        raise ValueError(f"value={value!r} must be above 0 and no more than the largest {residual.dtype}.")
     least = np.asarray(value, residual.dtype)
     return custom_call_or(
-        lambda *operands: reaching_reference(*operands, value=value),
+        lambda *operands: reaching_reference(*operands, value=least),
         "zen_send_reaching",
         [update, residual],
         [(update.shape, update.dtype), (residual.shape, residual.dtype)],
@@ -117,7 +120,7 @@ def drawn_reference(update: Array, residual: Array, step: Array, *, k: int) -> t
     return split(update.astype(residual.dtype) + residual, chosen, update.dtype)
 
 
-def reaching_reference(update: Array, residual: Array, *, value: float) -> tuple[Array, Array]:
+def reaching_reference(update: Array, residual: Array, *, value: np.ndarray) -> tuple[Array, Array]:
     """The pure-JAX lowering of `send_reaching`."""
     total = update.astype(residual.dtype) + residual
     return split(total, jnp.abs(total) >= value, update.dtype)

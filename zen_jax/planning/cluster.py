@@ -171,9 +171,10 @@ class Cluster(JsonDocument):
 
     def fastest_gbps(self, n: int) -> float:
         """The highest rate at which one of n workers can receive, for lower bounds."""
-        if self.collectives:
-            return max(link.gbps for link in self.collectives.values()) * self._devices_of_worker(n)
-        return self.inter_gbps if self.hosts > 1 else self.intra_gbps or self.inter_gbps
+        rates = [link.gbps * self._devices_of_worker(n) for link in self.collectives.values()]
+        if len(rates) < len(COLLECTIVES):
+            rates.append(self.inter_gbps if self.hosts > 1 else self.intra_gbps or self.inter_gbps)
+        return max(rates)
 
 
 def check_cluster(cluster: Any) -> None:

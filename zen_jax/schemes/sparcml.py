@@ -1,6 +1,6 @@
 """SparCML: Hierarchical Centralization by recursive doubling, with incremental aggregation and a switch to dense."""
 
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -30,7 +30,8 @@ class _Stage(NamedTuple):
     alive: int
 
 
-def stages(n: int) -> list[_Stage]:
+@cache
+def stages(n: int) -> tuple[_Stage, ...]:
     """Workers beyond a power of two first fold their sums into another worker's, and get the result back at the end.
 
     >>> [(stage.kind, stage.pairs) for stage in stages(3)]
@@ -38,14 +39,14 @@ def stages(n: int) -> list[_Stage]:
     """
     power = 1 << (n.bit_length() - 1)
     extra = tuple((worker, worker - power) for worker in range(power, n))
-    doubling = [
+    doubling = tuple(
         _Stage("double", tuple((worker, worker ^ 1 << bit) for worker in range(power)), power)
         for bit in range(power.bit_length() - 1)
-    ]
+    )
     if not extra:
         return doubling
     back = tuple((target, source) for source, target in extra)
-    return [_Stage("fold", extra, n), *doubling, _Stage("return", back, power)]
+    return _Stage("fold", extra, n), *doubling, _Stage("return", back, power)
 
 
 def dense_threshold(units: int, unit_bytes: int) -> int:

@@ -5,12 +5,13 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
 from zen_jax import _axis, errors
+from zen_jax._sums import accumulator_dtype
 from zen_jax._typing import Array, AxisName, PyTree
 from zen_jax.kernels.error_feedback import clamped
 from zen_jax.selection import check_size
@@ -203,9 +204,9 @@ def _bounds(share: float | Array, size: int) -> tuple[Array | int, Array | int]:
 
 def _clip_factor(updates: PyTree, clip_norm: float, axis_name: AxisName, model_axis: AxisName | None) -> Array:
     """What to multiply a worker's gradients by: the same on all its shards, and 1 if an element is not finite."""
-    dtype = jnp.result_type(jnp.float32, *jax.tree.leaves(updates))
-    least = jnp.finfo(dtype).tiny
-    leaves = [jnp.asarray(leaf, dtype) for leaf in jax.tree.leaves(updates)]
+    leaves = [leaf for _, leaf in feedback.dense_leaves(updates)]
+    dtype = functools.reduce(np.promote_types, (accumulator_dtype(leaf.dtype) for leaf in leaves), np.dtype("float32"))
+    leaves, least = [leaf.astype(dtype) for leaf in leaves], jnp.finfo(dtype).tiny
     # Squares would overflow; squares relative to the largest do not. The smallest normal float stands in for zero. Both
     # are scaled, because XLA may multiply by a reciprocal, and that of the largest floats is subnormal.
     largest = [least, *(jnp.max(jnp.abs(leaf), initial=0) for leaf in leaves)]

@@ -33,31 +33,46 @@ def zeros(params: PyTree) -> PyTree:
 
 
 def check_state(state: Any, kind: type) -> None:
-    """Raises a ValueError for a state that is not of the transformation's kind."""
+    """Raises a ValueError for a state that is not of the transformation's kind, or of several workers."""
     errors.check_instance("state", state, kind, "Call init of this very transformation.")
+    if "count" in kind._fields:
+        errors.check_shape("state.count", jnp.shape(state.count), ())
 
 
-def map_leaves(fun: Callable[..., tuple], updates: PyTree, *states: PyTree) -> tuple[PyTree, ...]:
-    """Maps fun(name, update, *state) -> results over all leaves; returns a tree like the updates for each result."""
-    treedef = jax.tree.structure(updates, is_leaf=is_sparse_leaf)
-    results = []
-    for (name, leaf), *state in zip(named_leaves(updates), *map(treedef.flatten_up_to, states), strict=True):
+def dense_leaves(updates: PyTree) -> list[tuple[str, Array]]:
+    """All leaves with their names; a ValueError for one that is sparse or not a float."""
+    leaves = named_leaves(updates)
+    for name, leaf in leaves:
         if is_sparse_leaf(leaf):
             raise ValueError(
                 f"{name} is a {type(leaf).__name__}, which is already sparse. Leave it out with optax.masked."
             )
         errors.check_float(name, leaf.dtype)
-        leaf = jnp.asarray(leaf)
-        if leaf.shape != state[0].shape:
-            raise ValueError(
-                f"{name} has shape {leaf.shape}, but the state was made for {state[0].shape}. "
-                "Call init with the parameters that the updates belong to."
-            )
-        if state[0].dtype != accumulator_dtype(leaf.dtype):
-            raise ValueError(
-                f"{name} has dtype {leaf.dtype}, but the state was made for parameters of another: {state[0].dtype}. "
-                "Call init with parameters of the updates' dtype."
-            )
+    return [(name, jnp.asarray(leaf)) for name, leaf in leaves]
+
+
+def map_leaves(fun: Callable[..., tuple], updates: PyTree, *states: PyTree) -> tuple[PyTree, ...]:
+    """Maps fun(name, update, *state) -> results over all leaves; returns a tree like the updates for each result."""
+    treedef, leaves, results = jax.tree.structure(updates), dense_leaves(updates), []
+    try:
+        held_by_leaf = [treedef.flatten_up_to(state) for state in states]
+    except ValueError as error:
+        raise ValueError(
+            "the state was made for a tree of another structure. Call init with the parameters that the updates "
+            "belong to."
+        ) from error
+    for (name, leaf), *state in zip(leaves, *held_by_leaf, strict=True):
+        for held in state:
+            if jnp.shape(held) != leaf.shape:
+                raise ValueError(
+                    f"{name} has shape {leaf.shape}, but the state was made for {jnp.shape(held)}. "
+                    "Call init with the parameters that the updates belong to."
+                )
+            if held.dtype != accumulator_dtype(leaf.dtype):
+                raise ValueError(
+                    f"{name} has dtype {leaf.dtype}, but the state was made for parameters of another: {held.dtype}. "
+                    "Call init with parameters of the updates' dtype."
+                )
         results.append(fun(name, leaf, *state))
     return tuple(map(treedef.unflatten, zip(*results, strict=True))) if results else (updates, *states)
 

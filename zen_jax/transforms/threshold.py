@@ -29,7 +29,8 @@ def threshold(value: float) -> optax.GradientTransformationExtraArgs:
       An `optax.GradientTransformationExtraArgs` with `ThresholdState`; residuals are as in `top_k`.
 
     Raises:
-      ValueError: for a value that is not finite or not above 0; at init or update for leaves that are not floats.
+      ValueError: for a value that is not finite or not above 0; at init or update for leaves that are not floats; at
+        update for leaves whose dtype holds nothing as large as the value.
 
     >>> import jax.numpy as jnp
     >>> sparsifier = threshold(1.0)

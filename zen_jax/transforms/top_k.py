@@ -32,8 +32,8 @@ def top_k(density: float, *, compact: bool = False) -> optax.GradientTransformat
 
     Returns:
       An `optax.GradientTransformationExtraArgs` with `TopKState`: sent + residual equals update + last residual
-      bitwise. Residuals of 16-bit floats are float32 and also keep what rounding cuts off. State differs between
-      workers.
+      bitwise. Residuals of 16-bit floats are float32 and also keep what rounding cuts off: all of a float16 element
+      below 6.1e-5, which is subnormal, so scale the loss. State differs between workers.
 
     Raises:
       ValueError: for a density outside (0, 1]; at init or update for leaves that are not floats.
