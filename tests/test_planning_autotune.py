@@ -61,6 +61,27 @@ def test_autotune_compiles_twice_and_changes_no_bit():
     assert float(optax.tree.get(state, "info")["table"].rounds[0]) > 1
 
 
+def test_steps_that_overflow_tell_nothing():
+    """As those do that find a loss scale: all NaN on some worker, they would pass for dense ones."""
+    sparse_step = sparse(RNG, N, (1024, 256), 0.02, integers=False)
+    overflow = jnp.asarray(sparse_step).at[1].set(jnp.nan)
+
+    def make_step(plan):
+        transform = zen.synchronize(harness.AXIS, plan=plan)
+        return harness.spmd(lambda g: transform.update(g, None)[0], "vmap", N)
+
+    profiles = []
+    for steps in ([sparse_step] * 3, [overflow, sparse_step, overflow, sparse_step, sparse_step], [overflow] * 17):
+        step = zen.autotune(make_step, cluster=SLOW, steps=2)
+        for gradient in steps:
+            assert step.plan is None
+            step(gradient)
+        assert step.plan is not None
+        profiles.append(step.profile.leaves)
+    assert profiles[0] == profiles[1] == zen.profile(overflow, sparse_step).leaves
+    assert step.plan.leaves["(array)"].scheme == "dense_ordered"
+
+
 def test_autotune_with_value_and_grad():
     """The other way to synchronise: under jit over a mesh, with the plan passed to value_and_grad."""
     table, words = jnp.ones((8192, 32)), jnp.arange(N * 10)

@@ -135,7 +135,7 @@ def check_shape(name: str, shape: tuple[int, ...], wanted: tuple[int | None, ...
 
 
 def check_positive(name: str, value: Any) -> None:
-    if not is_number(value) or not (math.isfinite(value) and value > 0):
+    if not _is_finite(value) or value <= 0:
         raise ValueError(f"{name}={value!r} must be a finite number above 0.{static_hint(value)}")
 
 
@@ -145,5 +145,12 @@ def check_between(name: str, value: Any, least: float, most: float) -> None:
 
 
 def check_not_negative(name: str, value: Any) -> None:
-    if not is_number(value) or not (math.isfinite(value) and value >= 0):
+    if not _is_finite(value) or value < 0:
         raise ValueError(f"{name}={value!r} must be a finite number of at least 0.{static_hint(value)}")
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return is_number(value) and math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False

@@ -94,9 +94,10 @@ def autotune(
         `zen_jax.value_and_grad` and does nothing else with it. Called twice, and again if
         the first call fails.
       cluster: the links, entered by hand or from `zen_jax.calibrate`.
-      steps: calls to profile, not counting any that synchronise nothing (under `jax.lax.cond`). Leaves that fewer calls
-        synchronise are waited for until others have been synchronised 8 times as often as that. A leaf that is frozen
-        then is planned as it was seen; one that was never seen goes dense.
+      steps: calls to profile, not counting any that synchronise nothing (under `jax.lax.cond`) or whose gradients
+        overflow, as while a loss scale is found. Leaves that fewer calls synchronise are waited for until others have
+        been synchronised 8 times as often as that. A leaf that is frozen then is planned as it was seen; one that was
+        never seen goes dense.
       schemes: as in `zen_jax.plan`.
 
     Returns:

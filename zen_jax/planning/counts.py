@@ -18,6 +18,7 @@ from zen_jax._bits import BITS_PER_WORD, pack_bits, unpack_bits
 from zen_jax._typing import Array, AxisName
 
 PARTITIONS = (2, 4, 8, 16, 32, 64, 128)  # for which the skewness ratio is measured, besides n
+FINITE_SAMPLE = 1 << 12  # about how many elements tell whether a gradient has overflowed
 SAMPLED_TOGETHER = 1024  # minimum elements in one piece of a sample
 BITS_PER_BYTE = 8  # of a bitmap: widths that are multiples of so many of the finest units are fast to derive from it
 
@@ -38,6 +39,7 @@ class Counts(NamedTuple):
     contiguous_push: Array  # [] as push, if server j owns the j-th of n equal ranges of units
     contiguous_pull: Array  # []
     skewness: Array  # float32 [len(partitions(n))] mean over workers; 0 if no worker has a non-zero
+    overflowed: Array  # [] 1 if any worker's gradient is not finite in some element of a sample, else 0
 
 
 def partitions(n: int) -> tuple[int, ...]:
@@ -65,6 +67,7 @@ class Touched(NamedTuple):
     """Which units of one gradient this worker touched."""
 
     bits: Array  # bool [units], of those examined
+    overflowed: Array  # int32 [], as in `Counts`
     in_all: Array | None  # int32 [], how many of all units, if those examined are a sample
 
     @property
@@ -85,17 +88,18 @@ def touched(x: Array, limits: Mapping[int, int | None]) -> dict[int, Touched]:
     # XLA would copy an array that is reshaped by way of a vector.
     base = jnp.pad(x.reshape(-1), (0, -x.size % finest)) if x.size % finest else x
     words, _, in_all = kernels.hash_bitmap_encode(base.reshape(-1, finest), 1)
+    overflowed = (~jnp.isfinite(x.reshape(-1)[:: -(-x.size // FINITE_SAMPLE)])).any().astype(jnp.int32)
 
     def at(width: int, limit: int | None) -> Touched:
         ratio, stride = width // finest, sample_stride(x.size, width, limit, finest)
         every = _coarser(words, ratio)[: -(-x.size // width)]
         if stride == 1:
-            return Touched(every, None)
+            return Touched(every, overflowed, None)
         piece = _piece(width, finest)
         pieces = words[: x.size // piece * (piece // finest // BITS_PER_WORD)].reshape(x.size // piece, -1)
         first = np.arange(0, pieces.shape[0] - stride + 1, stride)
         sample = pieces[first + np.random.default_rng(0).integers(stride, size=first.size)].reshape(-1)
-        return Touched(_coarser(sample, ratio), in_all if ratio == 1 else _popcount(pack_bits(every)))
+        return Touched(_coarser(sample, ratio), overflowed, in_all if ratio == 1 else _popcount(pack_bits(every)))
 
     return {width: at(width, limit) for width, limit in limits.items()}
 
@@ -144,6 +148,7 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list
             "segments": _fullest_segments(words, bitmap.bits.size, every_partition),
             "total": _popcount(words),
             "touched": bitmap.in_all if bitmap.sampled else _popcount(words),
+            "overflowed": bitmap.overflowed,
         }
 
     received = jnp.split(received, ends, axis=1)
@@ -195,6 +200,7 @@ def _counts(
         contiguous_push=jnp.max(every["segments"][:, parts.tolist().index(n)]),
         contiguous_pull=_fullest_segments(union, units, np.asarray([n]))[0],
         skewness=jnp.sum(skewness, axis=0) / having,
+        overflowed=jnp.max(every["overflowed"]),
     )
 
 

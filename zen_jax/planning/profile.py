@@ -118,10 +118,20 @@ def candidate_widths(shape: tuple[int, ...], n: int, unit: Unit | None = None) -
 
 
 def leaf_profile(shape: tuple[int, ...], dtype: Any, steps: Sequence[Mapping[int, Counts]]) -> LeafProfile:
-    """A leaf's profile from the counts of each step: means of what is typical, maxima of what must fit."""
+    """A leaf's profile from the counts of each step: means of what is typical, maxima of what must fit.
+
+    Steps that overflowed, as while a loss scale is found, are left out unless there are no others: where all is NaN,
+    nothing is sparse.
+    """
     elements = math.prod(shape)
+    steps = [step for step in steps if not has_overflowed(step)] or steps
     units = {width: _merge([_unit_profile(elements, width, step[width]) for step in steps]) for width in steps[0]}
     return LeafProfile(tuple(shape), str(dtype), units)
+
+
+def has_overflowed(step: Mapping[int, Counts]) -> bool:
+    """Whether a leaf's counts are of a step in which it was not finite."""
+    return any(counts.overflowed for counts in step.values())
 
 
 def _unit_profile(elements: int, width: int, counts: Counts) -> UnitProfile:

@@ -13,7 +13,7 @@ from zen_jax._typing import Array, AxisName
 from zen_jax.buckets import DENSE_BELOW, small_tables, table_kind
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.counts import BITS_PER_BYTE, Counts, Touched, count, pack, touched, unpack
-from zen_jax.planning.profile import candidate_widths, leaf_profile
+from zen_jax.planning.profile import candidate_widths, has_overflowed, leaf_profile
 from zen_jax.planning.sparsity import LeafProfile, SparsityProfile
 from zen_jax.row_sparse import is_row_sparse
 from zen_jax.trees import Leaf, densified
@@ -127,8 +127,9 @@ class Profiler:
 
     @property
     def steps(self) -> int | None:
-        """How many steps have run that synchronised every leaf; None before any was traced with the profiler."""
-        return min(map(len, self._seen().values()), default=None)
+        """How many steps have run that synchronised every leaf, and did not overflow it; None before any was traced."""
+        finite = (sum(not has_overflowed(report) for report in reports) for reports in self._seen().values())
+        return min(finite, default=None)
 
     @property
     def most_steps(self) -> int:
