@@ -67,7 +67,9 @@ def compiled_once() -> Iterator[None]:
 
 def run_main(main: Callable[[], None]) -> None:
     """Runs a benchmark so that its emulated hosts are removed however it ends, and bad input gives one line."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) != signal.SIG_IGN:
+            signal.signal(ending, lambda number, _: sys.exit(128 + number))
     try:
         main()
     except (HostsError, ProcessesError, OSError, ValueError) as error:

@@ -47,18 +47,21 @@ def program(deed: str, arrival: float = 20, delay: float = 0) -> list[str]:
     return [sys.executable, "-c", WATCHED.format(arrival=arrival, timeout=TIMEOUT, deed=deed, delay=delay)]
 
 
-def watched(deeds: list[str], ranks: list[tuple[int, int]], arrival: float = 20, late: float = 0):
-    """(exit code, errors) of processes, each with its deed, count and index; none of a stopped one.
+def started(deeds: list[str], ranks: list[tuple[int, int]], arrival: float = 20, late: float = 0):
+    """Processes, each with its deed, count and index. The last one starts `late` seconds after the others."""
+    coordinator = f"localhost:{launch.free_ports()}"
+    for number, (deed, (count, index)) in enumerate(zip(deeds, ranks, strict=True), 1):
+        delay = late if number == len(deeds) else 0
+        rank = ["--coordinator", coordinator, "--num-processes", str(count), "--process-id", str(index)]
+        command, pipe = [*program(deed, arrival, delay), *rank], subprocess.PIPE
+        yield subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
 
-    The last one starts `late` seconds after the others.
-    """
-    coordinator, processes = f"localhost:{launch.free_ports()}", []
+
+def watched(deeds: list[str], ranks: list[tuple[int, int]], **when: float):
+    """(exit code, errors) of processes `started`; none of a stopped one."""
+    processes = []
     try:
-        for number, (deed, (count, index)) in enumerate(zip(deeds, ranks, strict=True), 1):
-            delay = late if number == len(deeds) else 0
-            rank = ["--coordinator", coordinator, "--num-processes", str(count), "--process-id", str(index)]
-            command = [*program(deed, arrival, delay), *rank]
-            processes.append(subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True))
+        processes += started(deeds, ranks, **when)
         running = [process for process, deed in zip(processes, deeds, strict=True) if deed != STOP]
         errors = [process.communicate(timeout=60)[1] for process in running]
         return [(process.returncode, error) for process, error in zip(running, errors, strict=True)]
@@ -88,6 +91,31 @@ def test_one_process_ends_the_others_and_they_name_it(deed, code, message, victi
         assert ends.pop(victim)[0] == -signal.SIGKILL
     for returned, errors in ends:
         assert returned == code and errors.endswith(f"process {victim} of 3 {message}\n"), errors
+
+
+@pytest.mark.multiprocess
+def test_processes_that_are_all_suspended_go_on():
+    """As with Ctrl-Z and fg; whichever continues first must not blame those that were suspended with it."""
+    deed = f"print(flush=True); time.sleep({3 * TIMEOUT})"
+    processes = list(started([deed] * 3, [(3, index) for index in range(3)]))
+    for process in processes:
+        process.stdout.readline()
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    time.sleep(2 * TIMEOUT)
+    for process in processes:
+        process.send_signal(signal.SIGCONT)
+        time.sleep(TIMEOUT / 20)
+    assert [(process.communicate(timeout=60)[1], process.returncode) for process in processes] == [("", 0)] * 3
+
+
+@pytest.mark.multiprocess
+def test_a_first_process_that_was_stopped_learns_that_it_was_the_one():
+    processes = list(started([STOP, "time.sleep(60)", "time.sleep(60)"], [(3, index) for index in range(3)]))
+    others = [process.communicate(timeout=60)[1] for process in processes[1:]]
+    processes[0].send_signal(signal.SIGCONT)
+    stuck = f"process 0 of 3 is stuck: nothing heard from it for {TIMEOUT} s\n"
+    assert [processes[0].communicate(timeout=60)[1], *others] == [stuck] * 3
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError, TimeoutError, OSError(errno.EHOSTUNREACH, "No route to host")])
@@ -188,21 +216,38 @@ time.sleep(60)
 """
 
 
-@pytest.mark.multiprocess
-def test_a_launcher_told_to_end_ends_its_processes_once_they_have_kept_what_they_learnt(tmp_path):
-    command = [sys.executable, "-c", KEEPING, str(tmp_path)]
-    start = f"from examples.common import launch; launch.start({command!r}, 2)"
-    launcher = subprocess.Popen([sys.executable, "-c", start], cwd=ROOT)
+def launched(command: list[str], folder: Path, before: str = "pass") -> tuple[subprocess.Popen, list[int]]:
+    """A launcher and its two processes, once these have left a file in the folder."""
+    start = f"import signal; from examples.common import launch; {before}; launch.start({command!r}, 2)"
+    launcher = subprocess.Popen([sys.executable, "-c", start], cwd=ROOT, stdout=subprocess.PIPE)
     deadline = time.monotonic() + 60
-    while len(started := [int(path.stem) for path in tmp_path.glob("*.started")]) < 2:
+    while len(children := [int(path.stem) for path in folder.glob("*.started")]) < 2:
         assert time.monotonic() < deadline and launcher.poll() is None
         time.sleep(0.05)
+    return launcher, children
+
+
+@pytest.mark.multiprocess
+def test_a_launcher_told_to_end_ends_its_processes_once_they_have_kept_what_they_learnt(tmp_path):
+    launcher, children = launched([sys.executable, "-c", KEEPING, str(tmp_path)], tmp_path)
     launcher.terminate()
     assert launcher.wait(30) == 128 + signal.SIGTERM
-    for child in started:
+    for child in children:
         assert (tmp_path / f"{child}.kept").exists()
         with pytest.raises(ProcessLookupError):
             os.kill(child, 0)
+
+
+@pytest.mark.multiprocess
+def test_processes_outlive_a_hang_up_under_nohup_but_not_their_launcher(tmp_path):
+    joined = f"from examples.common import launch; launch.joined(None, 60).__enter__(); {KEEPING}"
+    command = [sys.executable, "-c", joined, str(tmp_path)]
+    launcher, _ = launched(command, tmp_path, before="signal.signal(signal.SIGHUP, signal.SIG_IGN)")
+    launcher.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        launcher.wait(1)
+    launcher.kill()
+    launcher.communicate(timeout=30)  # until process 0, too, has let go of standard output
 
 
 @pytest.mark.multiprocess

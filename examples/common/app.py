@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import math
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -133,6 +134,8 @@ def _open(config: Config, workers: Workers, digest: str, scheme: str) -> Checkpo
     """The checkpoints of a scheme's run: either none yet, or ones that this run can resume from."""
     folder = config.out / scheme
     folder.mkdir(exist_ok=True)
+    if not (os.access(folder, os.W_OK) and os.access(config.out, os.W_OK)):
+        raise BadInput(f"{folder} cannot be written: give another --out, or permission")
     checkpoints = Checkpoints(folder / "checkpoints", config, workers, digest)
     if checkpoints.last() is not None:
         if not config.resume:

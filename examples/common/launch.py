@@ -16,7 +16,9 @@ import jax
 
 from examples.common.rank import Rank, devices_under_open_mpi, launcher_knows
 from examples.common.watch import Watch
+from zen_jax.cli.launch import end_with_starter
 
+_STARTED = "ZEN_JAX_EXAMPLE_STARTED"  # set for the processes that `start` starts
 _LAST_WORDS = 2.0  # seconds for process 0 to say why, once another has failed
 _GRACE = 60.0  # seconds for processes to save a large checkpoint and end by themselves
 _PORTS = range(20_000, 32_000, 2)  # below the ephemeral ports, which connections may take while processes start
@@ -30,6 +32,8 @@ def joined(rank: Rank | None, timeout: int) -> Iterator[Callable[[Callable], Cal
     If a process is killed, is stuck for `timeout` seconds, or leaves by an exception, all end and say why. Yields
     `Watch.guard`, for a function that may hang in one of them.
     """
+    if os.environ.get(_STARTED):
+        end_with_starter()
     if rank is None and not launcher_knows():
         yield lambda fun: fun
         return
@@ -57,12 +61,12 @@ def joined(rank: Rank | None, timeout: int) -> Iterator[Callable[[Callable], Cal
 def start(command: list[str], count: int) -> int:
     """Runs `command` in `count` processes on this machine. Returns an exit code; the first to fail ends them all.
 
-    They train on CPUs unless JAX_PLATFORMS says otherwise: each would take all GPUs for itself. A signal that ends
-    this process ends them, too: left alone, they would keep writing where a restarted run writes.
+    They train on CPUs unless JAX_PLATFORMS says otherwise: each would take all GPUs for itself. Whatever ends this
+    process ends them, too: left alone, they would keep writing where a restarted run writes.
     """
-    endings = (signal.SIGTERM, signal.SIGHUP)
+    endings = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]  # nohup
     before = [signal.signal(ending, lambda number, _: sys.exit(128 + number)) for ending in endings]
-    coordinator, environment = f"localhost:{free_ports()}", {"JAX_PLATFORMS": "cpu"} | os.environ
+    coordinator, environment = f"localhost:{free_ports()}", {"JAX_PLATFORMS": "cpu"} | os.environ | {_STARTED: "1"}
     with tempfile.TemporaryDirectory() as logs:
         paths = [Path(logs) / f"{index}.log" for index in range(count)]
         processes: list[subprocess.Popen] = []
@@ -72,7 +76,8 @@ def start(command: list[str], count: int) -> int:
                 with path.open("w") as log:
                     # Process 0 speaks for all; what the others print matters only if one of them fails.
                     streams = {} if index == 0 else {"stdout": log, "stderr": log}
-                    processes.append(subprocess.Popen([*command, *rank], env=environment, **streams))
+                    pipe = subprocess.PIPE  # which closes with this process, even if that is killed
+                    processes.append(subprocess.Popen([*command, *rank], env=environment, stdin=pipe, **streams))
             while any(process.poll() is None for process in processes):
                 if any(process.poll() for process in processes):
                     break
@@ -127,3 +132,4 @@ def _end(processes: list[subprocess.Popen]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        process.stdin.close()

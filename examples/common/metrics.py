@@ -16,7 +16,7 @@ def read(path: Path, steps: int) -> list[Step]:
         with path.open() as lines:
             rows = [json.loads(line) for line, _ in zip(lines, range(steps), strict=False)]
         done = [Step(**{field.name: row[field.name] for field in dataclasses.fields(Step)}) for row in rows]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error!r}): give another --out") from error
     if len(done) < steps:
         raise ValueError(f"{path} has {len(done)} steps, but the checkpoint beside it has {steps}: give another --out")

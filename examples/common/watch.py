@@ -121,7 +121,7 @@ class Watch:
         return guarded
 
     def _watch(self) -> None:
-        interval, next_beat = self._timeout / _BEATS, 0.0
+        interval, next_beat, awake = self._timeout / _BEATS, 0.0, time.monotonic()
         with selectors.DefaultSelector() as selector:
             for peer in self._peers:
                 selector.register(peer.connection, selectors.EVENT_READ, peer)
@@ -130,6 +130,9 @@ class Watch:
                     if not self._listen(key.data):
                         selector.unregister(key.fileobj)
                 now = time.monotonic()
+                if now - awake > 2 * interval:
+                    self._forget_silence(now)
+                awake = now
                 if now >= next_beat:
                     next_beat = now + interval
                     self._note(self._rank.index, self._crossings)
@@ -142,6 +145,12 @@ class Watch:
                                 _FAILED,
                                 f"{self._name(key.data)} is stuck: nothing heard from it for {self._timeout:g} s",
                             )
+
+    def _forget_silence(self, now: float) -> None:
+        """Others may have been as silent as this process, which was stopped: a job suspended in a terminal, say."""
+        self._reached.clear()
+        for peer in self._peers:
+            peer.heard = max(peer.heard, now)
 
     def _listen(self, peer: _Peer) -> bool:
         """Handles what a process sends; returns whether more may follow."""
@@ -186,12 +195,11 @@ class Watch:
         self._end(code, why)
 
     def _end(self, code: int, why: str) -> None:
-        """Ends this process, and all others if it is process 0, without JAX's shutdown, which waits for dead ones."""
+        """Ends this process and, by way of process 0, all others, without JAX's shutdown, which waits for dead ones."""
         if not self._ending.acquire(blocking=False):
             time.sleep(self._timeout)  # another thread is about to end it
-        if self._rank.index == 0:
-            for peer in self._peers:
-                peer.send("over", code, why)
+        for peer in self._peers:
+            peer.send("over", code, why)
         sys.stdout.flush()
         print(why, file=sys.stderr, flush=True)
         if self._rank.index == 0:
