@@ -300,6 +300,7 @@ PLACE = "bench --coordinator host:7700 --num-processes 4 --process-id"
         ("profile good.npz --unit column", ("unit='column'", "'row'")),
         ("profile good.npz --unit 7", ("unit=7", "divide the 8 columns")),
         ("profile good.npz --save nowhere/profile.json", ("nowhere/profile.json", "no folder 'nowhere'")),
+        (f"profile good.npz --save {'x' * 300}.json", ("cannot be written: File name too long",)),
         ("profile good.npz --json .", ("'.' is a folder",)),
         ("profile good.npz --plot figure.gif", ("figure.gif", ".png")),
         ("plan missing.json", ("missing.json", "No such file", "Check")),

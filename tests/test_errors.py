@@ -271,6 +271,11 @@ def test_planning():
     for planned in (zen.plan, zen.estimate, partial(zen.simulate, workers=(N,))):
         refuses(lambda: planned(gradients, cluster), "profile is a dict", "zen_jax.profile")  # noqa: B023
         refuses(lambda: planned(profile, N), "cluster is a int", "zen_jax.calibrate")  # noqa: B023
+    for workers in (8.0, True, 1):
+        refuses(lambda: zen.simulate(profile, cluster, workers=workers), f"workers={workers}")  # noqa: B023
+    for leaves, complaint in ((None, "leaves is a NoneType"), ({"a": 3}, "leaves['a'] is a int")):
+        refuses(lambda: zen.Plan(N, leaves), complaint, "LeafPlan by name")  # noqa: B023
+        refuses(lambda: zen.SparsityProfile(N, leaves), complaint, "LeafProfile by name")  # noqa: B023
     refuses(lambda: zen.plan(profile, cluster, schemes="zen"), "schemes='zen' is no collection")
     refuses(lambda: zen.plan(profile, cluster, schemes=None), "schemes=None is no collection")
     refuses(lambda: zen.autotune(lambda plan: None, cluster=N), "cluster is a int")

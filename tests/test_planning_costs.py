@@ -138,9 +138,8 @@ def test_links():
     assert shared.seconds("all_gather", 7e6, 8) == pytest.approx(7e-3)
     assert shared.seconds_inside(1e6) == pytest.approx(1.5e-3)
     assert flat.seconds_inside(1e6) == 0
-    measured = zen.Cluster(
-        8, collectives={"psum": Link(latency_us=100, gbps=16)}, kernels={"sum": KernelCost(1e-9, 2e-9)}
-    )
+    links = dict.fromkeys(COLLECTIVES, Link(latency_us=100, gbps=16))
+    measured = zen.Cluster(8, collectives=links, kernels={"sum": KernelCost(1e-9, 2e-9)})
     assert measured.seconds("psum", 2e6, 8) == pytest.approx(3 * 100e-6 + 1e-3)
     assert measured.seconds_computing("sum", 1e6, 1e6, 4) == pytest.approx(3e-3)
     assert measured.seconds_computing("copy", 1e6, 1e6, 4) == 0
@@ -207,6 +206,14 @@ def test_bad_clusters(options, fragment):
 
 
 # --- estimates --------------------------------------------------------------------------------------------------
+
+
+def test_a_bound_holds_where_only_some_collectives_were_measured():
+    for collective in ("psum", "all_gather"):
+        cluster = zen.Cluster(8, inter_gbps=25, latency_us=0, collectives={collective: Link(latency_us=20, gbps=1)})
+        estimate = zen.estimate(PROFILE, cluster)
+        assert all(estimate.bound.seconds <= estimate.total(scheme).seconds for scheme in zen.schemes.names())
+
 
 GRADIENTS = {"table": jnp.asarray(zipf_gradients(8)), "bias": jnp.ones((8, 5))}
 PROFILE = zen.profile(GRADIENTS, unit="row")

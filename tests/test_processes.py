@@ -111,7 +111,9 @@ def test_processes_that_are_all_suspended_go_on():
 
 @pytest.mark.multiprocess
 def test_a_first_process_that_was_stopped_learns_that_it_was_the_one():
-    processes = list(started([STOP, "time.sleep(60)", "time.sleep(60)"], [(3, index) for index in range(3)]))
+    processes = list(
+        started([f"{STOP}; time.sleep(60)", "time.sleep(60)", "time.sleep(60)"], [(3, index) for index in range(3)])
+    )
     others = [process.communicate(timeout=60)[1] for process in processes[1:]]
     processes[0].send_signal(signal.SIGCONT)
     stuck = f"process 0 of 3 is stuck: nothing heard from it for {TIMEOUT} s\n"
@@ -231,7 +233,8 @@ def launched(command: list[str], folder: Path, before: str = "pass") -> tuple[su
 def test_a_launcher_told_to_end_ends_its_processes_once_they_have_kept_what_they_learnt(tmp_path):
     launcher, children = launched([sys.executable, "-c", KEEPING, str(tmp_path)], tmp_path)
     launcher.terminate()
-    assert launcher.wait(30) == 128 + signal.SIGTERM
+    launcher.communicate(timeout=30)
+    assert launcher.returncode == 128 + signal.SIGTERM
     for child in children:
         assert (tmp_path / f"{child}.kept").exists()
         with pytest.raises(ProcessLookupError):

@@ -1,7 +1,7 @@
 """Argument checks: each raises a ValueError that names the argument, the value and what to do."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -36,6 +36,13 @@ def static_hint(value: Any) -> str:
 def check_instance(name: str, value: Any, kind: type, instead: str) -> None:
     if not isinstance(value, kind):
         raise ValueError(f"{name} is a {type(value).__name__}, but must be a {kind.__name__}. {instead}")
+
+
+def check_entries(name: str, value: Any, kind: type) -> None:
+    """Refuses what is not a mapping to instances of a kind."""
+    check_instance(name, value, Mapping, f"Give each {kind.__name__} by name.")
+    for key, entry in value.items():
+        check_instance(f"{name}[{key!r}]", entry, kind, f"Give each {kind.__name__} by name.")
 
 
 def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:

@@ -103,10 +103,9 @@ class Cluster(JsonDocument):
             ("collectives", self.collectives, Link, COLLECTIVES),
             ("kernels", self.kernels, KernelCost, KERNELS),
         ):
-            errors.check_instance(argument, measured, Mapping, "Leave it out, or use zen_jax.calibrate(mesh).")
-            for name, value in measured.items():
+            errors.check_entries(argument, measured, kind)
+            for name in measured:
                 errors.check_choice(argument, name, names)
-                errors.check_instance(f"{argument}[{name!r}]", value, kind, "Use zen_jax.calibrate(mesh).")
 
     @classmethod
     def _from_json(cls, document: Mapping[str, Any]) -> Self:

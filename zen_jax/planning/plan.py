@@ -104,6 +104,7 @@ class Plan(JsonDocument):
     def __post_init__(self) -> None:
         errors.check_workers(self.n)
         errors.check_seed(self.seed)
+        errors.check_entries("leaves", self.leaves, LeafPlan)
         kinds: dict[int, dict[str, Any]] = {}
         for name, leaf in self.leaves.items():
             registry.check_exchanges(leaf.capacity or (), leaf.scheme, self.n)

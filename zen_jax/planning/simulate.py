@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -116,7 +117,7 @@ def simulate(
     flat = profile.n == cluster.workers
     workers = doubled_workers(profile.n, cluster) if workers is None else workers
     points = []
-    for n in (workers,) if errors.is_integer(workers) else workers:
+    for n in (workers,) if isinstance(workers, Real) else workers:
         errors.check_at_least("workers", n, 2)
         errors.check_workers(n)
         n = int(n)  # NumPy integers have no bit_length

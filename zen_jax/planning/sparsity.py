@@ -155,6 +155,7 @@ class SparsityProfile(JsonDocument):
         errors.check_seed(self.seed)
         errors.check_at_least("steps", self.steps, 1)
         errors.check_at_least("dense_below", self.dense_below, 0)
+        errors.check_entries("leaves", self.leaves, LeafProfile)
         for name, leaf in self.leaves.items():
             measured = {len(unit.unions) for unit in leaf.by_width.values()}
             if measured - {self.n}:
