@@ -101,6 +101,10 @@ def test_autotune_refuses():
         zen.autotune(lambda plan: None, cluster=SLOW, steps=0)
     with pytest.raises(ValueError, match="make_step=None must be a function"):
         zen.autotune(None, cluster=SLOW)
+    for step in (lambda params, batch: params, jax.jit(lambda params: params)):
+        with pytest.raises(TypeError) as refused:
+            zen.autotune(step, cluster=SLOW)
+        assert "calls make_step with a plan" in refused.value.__notes__[-1]
     with pytest.raises(ValueError, match="make_step returned None, but must return the step"):
         zen.autotune(lambda plan: None, cluster=SLOW)
     with pytest.raises(ValueError, match="inside jit or scan"):

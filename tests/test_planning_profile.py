@@ -1,5 +1,6 @@
 """Profiles report what NumPy counts in the gradients, stacked or live in a training step."""
 
+import functools
 import itertools
 import json
 
@@ -307,6 +308,12 @@ def test_profile_of_what_lies_on_an_explicit_mesh():
     mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:4])
     placed = jax.device_put(stacked, jax.sharding.NamedSharding(mesh, PartitionSpec("data")))
     assert zen.profile(placed) == zen.profile(stacked)
+
+
+@pytest.mark.parametrize("profile", [jax.jit(zen.profile), functools.partial(jax.eval_shape, zen.profile), zen.profile])
+def test_profile_counts_values(profile):
+    with pytest.raises(ValueError, match=r"w has no values.*zen_jax\.Profiler"):
+        profile({"w": jax.ShapeDtypeStruct((4, 3000), jnp.float32) if profile is zen.profile else jnp.ones((4, 3000))})
 
 
 def test_profile_counts_arrays():

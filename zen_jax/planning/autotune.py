@@ -35,7 +35,13 @@ class Autotuned:
         self._step = self._made(self._profiler)
 
     def _made(self, plan: Plan | Profiler) -> Step:
-        step = self._make_step(plan)
+        try:
+            step = self._make_step(plan)
+        except TypeError as error:  # among others, of a training step, or of jit, in place of make_step
+            error.add_note(
+                "zen_jax.autotune calls make_step with a plan, for it to build, compile and return the step."
+            )
+            raise
         if not callable(step):
             raise ValueError(f"make_step returned {step!r}, but must return the step, a function.")
         return step

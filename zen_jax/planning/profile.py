@@ -55,6 +55,8 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
                 f"{name} is a {type(leaf).__name__}, but profile counts arrays. Stack the results of to_dense()."
             )
         errors.check_float(name, leaf.dtype)
+        if isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct):
+            raise ValueError(f"{name} has no values, which profile counts. Inside a step, use zen_jax.Profiler.")
     if not measured[0]:
         raise ValueError("the tree of gradients has no leaves. Give the stacked gradients of at least one parameter.")
     sizes = {leaf.shape[:1] for named in measured for _, leaf in named}
