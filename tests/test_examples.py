@@ -198,6 +198,13 @@ def test_damage_is_named(kept, capsys, part, message):
     assert message in refused(run(kept, "--resume"), capsys)
 
 
+def test_missing_metrics_and_a_folder_that_cannot_be_written_are_named(kept, capsys, monkeypatch):
+    (kept / "zen" / "metrics.jsonl").unlink()
+    assert "metrics.jsonl is damaged (FileNotFoundError" in refused(run(kept, "--resume"), capsys)
+    monkeypatch.setattr(app.os, "access", lambda path, mode: path != kept / "zen")
+    assert f"{kept / 'zen'} cannot be written" in refused(run(kept, "--resume"), capsys)
+
+
 def test_a_checkpoint_of_another_version_is_refused(kept, capsys, monkeypatch):
     monkeypatch.setattr(zen, "__version__", "9.9.9")
     error = refused(run(kept, "--resume"), capsys)
