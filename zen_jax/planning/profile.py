@@ -29,11 +29,12 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
       seed: seed of the tile rotation.
 
     Returns:
-      A SparsityProfile, exact for these gradients.
+      A SparsityProfile, exact for these gradients. Of a leaf, steps in which a sample finds NaN or infinities are left
+      out unless all are such.
 
     Raises:
-      ValueError: for no steps, steps of different trees, leaves that share no leading axis or are not floats, or more
-        workers than elements.
+      ValueError: for no steps, steps of different trees, leaves that share no leading axis, are not floats or have
+        no values (inside jit), or more workers than elements.
 
     >>> import jax.numpy as jnp
     >>> gradients = jnp.zeros((4, 1000, 64)).at[:, :20].set(1.0)  # four workers, each touched the first 20 rows
