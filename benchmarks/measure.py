@@ -18,7 +18,9 @@ import jax
 
 from zen_jax.planning.table import table as aligned
 
-QUEUED_SECONDS = 0.01  # length of one timing on an accelerator, where the host only queues calls
+# Length of one timing on an accelerator, where the host only queues calls. To start and to await them takes half a
+# millisecond.
+QUEUED_SECONDS = 0.05
 
 
 def seconds(run: Callable[[], Any], repeats: int = 7) -> dict[str, float]:
@@ -47,7 +49,7 @@ def queued_calls(run: Callable[[], Any]) -> int:
     elapsed(run)
     if jax.default_backend() == "cpu":
         return 1
-    return min(100, math.ceil(QUEUED_SECONDS / elapsed(run)))
+    return min(500, math.ceil(QUEUED_SECONDS / elapsed(run)))
 
 
 def ratio(run: Callable[[], Any], to: Callable[[], Any], repeats: int) -> dict[str, float]:

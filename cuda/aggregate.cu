@@ -5,34 +5,34 @@
 namespace zen::cuda {
 namespace {
 
+template <typename Dtype>
 struct AggregateParams {
-  SumParams sums;
+  SumParams<Dtype> sums;
   void* shard;
 };
 
 template <typename Dtype, int kPackSize>
-__global__ void __launch_bounds__(kThreads, 2) aggregate_range(const __grid_constant__ AggregateParams params) {
-  using Sums = RangeSums<Dtype, kPackSize>;
+__global__ void __launch_bounds__(kThreads, kSumBlocks<Dtype, kPackSize>)
+    aggregate_range(const __grid_constant__ AggregateParams<Dtype> params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  Sums sums(arena);
+  RangeSums<Dtype, kPackSize> sums(arena);
 
   const AggregateProblem& problem = params.sums.problem;
-  const int64_t row_range = blockIdx.x / params.sums.column_ranges;
+  const uint32_t row_range = blockIdx.x / params.sums.column_ranges;
   const int64_t batch = row_range / params.sums.row_ranges;
   sums.sum(params.sums, batch, row_range - batch * params.sums.row_ranges,
            blockIdx.x - row_range * params.sums.column_ranges);
 
-  const auto reciprocal = reciprocal_of<typename Dtype::Sum>(params.sums.divisor);
-  auto* const shard = static_cast<typename Dtype::Stored*>(params.shard);
-  const SmallDivisor& packs = params.sums.packs;
-  for (uint32_t i = threadIdx.x; i < params.sums.rows * packs.divisor; i += kThreads) {
-    const uint32_t quotient = packs.quotient(i);
-    const int64_t row = sums.first_row() + quotient;
-    const int64_t column = sums.first_column() + packs.remainder(i, quotient) * kPackSize;
-    if (row >= problem.size) break;
-    if (column >= problem.width) continue;
-    store_pack(shard + (batch * problem.size + row) * problem.width + column, sums.result(i, reciprocal));
+  constexpr uint32_t kVector = kVectorPack<Dtype>;
+  auto* const to = static_cast<typename Dtype::Stored*>(params.shard) +
+                   (batch * problem.size + sums.first_row()) * problem.width + sums.first_column();
+  const uint32_t in_vectors = is_aligned(to) ? sums.size() / kVector * kVector : 0;
+  for (uint32_t i = threadIdx.x * kVector; i < in_vectors; i += kThreads * kVector) {
+    store_pack(to + i, sums.template results<kVector>(i, params.sums.reciprocal));
+  }
+  for (uint32_t i = in_vectors + threadIdx.x; i < sums.size(); i += kThreads) {
+    store_pack(to + i, sums.template results<1>(i, params.sums.reciprocal));
   }
 }
 
@@ -47,7 +47,7 @@ cudaError_t aggregate(const AggregateProblem& problem, Element element, int64_t 
     constexpr int kPackSize = decltype(pack)::value;
     SharedArena arena = SharedArena::for_measuring();
     RangeSums<Dtype, kPackSize> sums(arena);
-    const AggregateParams params = {
+    const AggregateParams<Dtype> params = {
         cut_into_ranges<Dtype, kPackSize>(problem, divisor, d_positions, d_values, d_counts), d_shard};
     const int64_t blocks = problem.batch * params.sums.row_ranges * params.sums.column_ranges;
     return launch(aggregate_range<Dtype, kPackSize>, blocks, arena.used(), stream, params);

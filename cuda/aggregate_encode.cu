@@ -6,8 +6,9 @@
 namespace zen::cuda {
 namespace {
 
+template <typename Dtype>
 struct AggregateEncodeParams {
-  SumParams sums;
+  SumParams<Dtype> sums;
   CompactionParams compaction;
   int64_t words;  // of one batch item's bitmap
   uint32_t* bitmap;
@@ -16,58 +17,86 @@ struct AggregateEncodeParams {
 
 // A range's bitmap, and how many of its units are non-zero before each word.
 struct RangeBitmap {
-  uint32_t* words;   // [kThreads]
-  uint32_t* before;  // [kThreads]
+  struct alignas(8) Word {
+    uint32_t bits;
+    uint32_t before;
+  };
+  Word* words;  // [kThreads]
   uint32_t* warp_totals;
 
   __host__ __device__ explicit RangeBitmap(SharedArena& arena)
-      : words(arena.take<uint32_t>(kThreads)),
-        before(arena.take<uint32_t>(kThreads)),
-        warp_totals(arena.take<uint32_t>(kWarps)) {}
+      : words(arena.take<Word>(kThreads)), warp_totals(arena.take<uint32_t>(kWarps)) {}
+
+  __device__ void clear() const { words[threadIdx.x].bits = 0; }
+
+  // Calls visit(word, row) in a warp for each word of the first `rows` rows, with one of the word's rows in each lane.
+  // A warp visits several words without asking whether there are so many: those beyond are of rows with zero sums.
+  template <typename Visit>
+  __device__ static void for_each_word(uint32_t rows, Visit visit) {
+    for (uint32_t first = warp_id(); first * kWarpSize < rows; first += kWordsAtOnce * kWarps) {
+#pragma unroll
+      for (int k = 0; k < kWordsAtOnce; ++k) {
+        const uint32_t word = first + k * kWarps;
+        visit(word, word * kWarpSize + lane_id());
+      }
+    }
+  }
 
   // Sets the bit of each row of the range that has a non-zero sum. A warp looks at 32 packs. If a row is one pack, they
   // are the rows of one word; else it ORs what its lanes saw, and 32 rows are a multiple of 32 packs, so the bits
   // of its rows are in one word.
-  template <typename Sums, typename Sum>
-  __device__ void mark(const Sums& sums, const SumParams& params, Sum reciprocal) const {
+  template <typename Dtype, int kPackSize>
+  __device__ void mark(const RangeSums<Dtype, kPackSize>& sums, const SumParams<Dtype>& params) const {
+    static_assert(kSums<Dtype> / kPackSize % (kWordsAtOnce * kThreads) == 0, "there are sums of all words visited");
     const SmallDivisor& packs = params.packs;
-    const uint32_t slots = params.rows * packs.divisor;
+    const uint32_t slots = sums.packs();
+    const auto is_nonzero_slot = [&](uint32_t slot) {
+      return is_nonzero_pack(sums.template results<kPackSize>(slot * kPackSize, params.reciprocal));
+    };
     if (packs.divisor == 1) {
-      for (uint32_t row = threadIdx.x; row < slots; row += kThreads) {
-        const uint32_t word = __ballot_sync(kFullWarp, is_nonzero_pack(sums.result(row, reciprocal)));
-        if (lane_id() == 0) words[row / kBitsPerWord] = word;
-      }
+      for_each_word(slots, [&](uint32_t word, uint32_t row) {
+        const uint32_t bits = __ballot_sync(kFullWarp, is_nonzero_slot(row));
+        if (lane_id() == 0) words[word].bits = bits;
+      });
       return;
     }
     for (uint32_t base = warp_id() * kWarpSize; base < slots; base += kThreads) {
       const uint32_t slot = base + lane_id();
       const uint32_t row = packs.quotient(slot);
-      const bool nonzero = slot < slots && is_nonzero_pack(sums.result(slot, reciprocal));
+      const bool nonzero = slot < slots && is_nonzero_slot(slot);
       const uint32_t bits = __reduce_or_sync(kFullWarp, nonzero ? 1u << (row % kBitsPerWord) : 0);
-      if (lane_id() == 0 && bits != 0) atomicOr(words + row / kBitsPerWord, bits);
+      if (lane_id() == 0 && bits != 0) atomicOr(&words[row / kBitsPerWord].bits, bits);
     }
   }
 
   // Ranks the marked rows; returns their number. Starts and ends with a barrier.
   __device__ uint32_t rank() const {
     __syncthreads();
-    const BlockSum sum = block_exclusive_sum(__popc(words[threadIdx.x]), warp_totals);
-    before[threadIdx.x] = sum.before;
+    const BlockSum sum = block_exclusive_sum(__popc(words[threadIdx.x].bits), warp_totals);
+    words[threadIdx.x].before = sum.before;
     __syncthreads();
     return sum.total;
+  }
+
+  // The rank of the row that has this bit in this word, or a number above all ranks if it is not marked.
+  __device__ uint32_t rank_of(uint32_t word, uint32_t bit) const {
+    const Word found = words[word];
+    return found.bits & bit ? found.before + __popc(found.bits & (bit - 1)) : ~0u;
   }
 
   // Writes to the item's bitmap, which is zero beforehand if ranges are smaller than a word.
   __device__ void store(int64_t first_row, int32_t rows, uint32_t* bitmap, int64_t bitmap_words) const {
     const int64_t word = first_row / kBitsPerWord + threadIdx.x;
     if (rows < kBitsPerWord) {
-      if (threadIdx.x == 0) atomicOr(bitmap + word, words[0] << (first_row % kBitsPerWord));
+      if (threadIdx.x == 0) atomicOr(bitmap + word, words[0].bits << (first_row % kBitsPerWord));
     } else if (threadIdx.x < rows / kBitsPerWord && word < bitmap_words) {
-      bitmap[word] = words[threadIdx.x];
+      bitmap[word] = words[threadIdx.x].bits;
     }
   }
 
  private:
+  static constexpr int kWordsAtOnce = 4;
+
   template <typename Pack>
   __device__ static bool is_nonzero_pack(const Pack& pack) {
     using Bits = BitsOfSize<sizeof(pack.at[0])>;
@@ -83,8 +112,8 @@ struct RangeBitmap {
 // Rows wider than a block's sums are summed twice, one column range at a time: to see whether they are zero, and to be
 // written once it is known where.
 template <typename Dtype, int kPackSize>
-__global__ void __launch_bounds__(kThreads, 2)
-    aggregate_encode_range(const __grid_constant__ AggregateEncodeParams params) {
+__global__ void __launch_bounds__(kThreads, kSumBlocks<Dtype, kPackSize>)
+    aggregate_encode_range(const __grid_constant__ AggregateEncodeParams<Dtype> params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
   RangeSums<Dtype, kPackSize> sums(arena);
@@ -93,46 +122,40 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   const AggregateProblem& problem = params.sums.problem;
   const SmallDivisor& packs = params.sums.packs;
-  const auto reciprocal = reciprocal_of<typename Dtype::Sum>(params.sums.divisor);
-  bitmap.words[threadIdx.x] = 0;
+  bitmap.clear();
   const CompactionBlock block(params.compaction, shared);
-  int64_t before = 0;
-  uint32_t fitting = 0;
 
-  const int64_t column_ranges = params.sums.column_ranges;
-  const int64_t steps = column_ranges == 1 ? 1 : 2 * column_ranges;
-  for (int64_t step = 0; step < steps; ++step) {
+  const int32_t column_ranges = params.sums.column_ranges;
+  const int32_t steps = column_ranges == 1 ? 1 : 2 * column_ranges;
+  for (int32_t step = 0; step < steps; ++step) {
     sums.sum(params.sums, block.batch, block.chunk, step < column_ranges ? step : step - column_ranges);
-    if (step < column_ranges) bitmap.mark(sums, params.sums, reciprocal);
+    if (step < column_ranges) bitmap.mark(sums, params.sums);
     if (step == column_ranges - 1) {
       const uint32_t units = bitmap.rank();
       block.announce(units);
       bitmap.store(sums.first_row(), params.sums.rows, params.bitmap + block.batch * params.words, params.words);
-      before = block.place(units);
-      fitting = block.fitting(before, units);
+      block.place(units);
     }
     if (step + column_ranges < steps) continue;
 
-    auto* const units = static_cast<typename Dtype::Stored*>(params.units);
-    const int64_t first_unit = block.batch * params.compaction.capacity + before;
-    const uint32_t slots = params.sums.rows * packs.divisor;
+    const int64_t before = *shared.before;
+    const uint32_t fitting = block.fitting(before, params.sums.rows);
+    auto* const to = static_cast<typename Dtype::Stored*>(params.units) +
+                     (block.batch * params.compaction.capacity + before) * problem.width + sums.first_column();
     if (packs.divisor == 1) {
-      for (uint32_t row = threadIdx.x; row < slots; row += kThreads) {
-        const uint32_t word = bitmap.words[row / kBitsPerWord], bit = 1u << lane_id();
-        if (word == 0) continue;
-        const uint32_t rank = bitmap.before[row / kBitsPerWord] + __popc(word & (bit - 1));
-        if (!(word & bit) || rank >= fitting) continue;
-        store_pack(units + (first_unit + rank) * kPackSize, sums.result(row, reciprocal));
-      }
+      bitmap.for_each_word(sums.packs(), [&](uint32_t word, uint32_t row) {
+        const uint32_t rank = bitmap.rank_of(word, 1u << lane_id());
+        if (rank >= fitting) return;
+        store_pack(to + rank * kPackSize, sums.template results<kPackSize>(row * kPackSize, params.sums.reciprocal));
+      });
       continue;
     }
-    for (uint32_t i = threadIdx.x; i < slots; i += kThreads) {
+    for (uint32_t i = threadIdx.x; i < sums.packs(); i += kThreads) {
       const uint32_t row = packs.quotient(i);
-      const uint32_t word = bitmap.words[row / kBitsPerWord], bit = 1u << (row % kBitsPerWord);
-      const uint32_t rank = bitmap.before[row / kBitsPerWord] + __popc(word & (bit - 1));
-      const int64_t column = sums.first_column() + packs.remainder(i, row) * kPackSize;
-      if (!(word & bit) || rank >= fitting || column >= problem.width) continue;
-      store_pack(units + (first_unit + rank) * problem.width + column, sums.result(i, reciprocal));
+      const uint32_t rank = bitmap.rank_of(row / kBitsPerWord, 1u << (row % kBitsPerWord));
+      if (rank >= fitting) continue;
+      store_pack(to + (rank * packs.divisor + packs.remainder(i, row)) * kPackSize,
+                 sums.template results<kPackSize>(i * kPackSize, params.sums.reciprocal));
     }
   }
 }
@@ -164,7 +187,7 @@ cudaError_t aggregate_encode(const AggregateEncodeProblem& problem, Element elem
     RangeSums<Dtype, kPackSize> sums(arena);
     RangeBitmap bitmap(arena);
     CompactionShared shared(arena);
-    AggregateEncodeParams params;
+    AggregateEncodeParams<Dtype> params;
     params.sums = cut_into_ranges<Dtype, kPackSize>(problem, divisor, d_positions, d_values, d_counts);
     params.words = words;
     params.bitmap = d_words;

@@ -98,12 +98,16 @@ struct Params {
     return residual_value + *new_velocity;
   }
 
+  // What stays of a total that is sent.
+  __device__ Sum rest(Sum total) const {
+    return key_of(bits_of(total)) < BitsOf<Sum>::kInfinity ? total - part_of(total, Update{}) : Sum{0};
+  }
+
   // Sends element i of the batch.
   __device__ void send(int64_t i, Sum total) const {
-    const Sum part = part_of(total, Update{});
-    new_residual[i] = key_of(bits_of(total)) < BitsOf<Sum>::kInfinity ? total - part : Sum{0};
+    new_residual[i] = rest(total);
     if (velocity != nullptr) new_velocity[i] = 0;
-    if (sent != nullptr) sent[i] = Update::round(part);
+    if (sent != nullptr) sent[i] = Update::round(part_of(total, Update{}));
   }
 
   // Takes back what was sent for entry `at` of the log.

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/bulk_copy.cuh"
 #include "cuda/common/bits.h"
 #include "cuda/feedback.cuh"
 #include "cuda/picks.cuh"
@@ -12,12 +13,70 @@
 
 namespace zen::cuda {
 
-// Packs of each array that a thread loads before it stores any.
-constexpr int kPacksInFlight = 2;
+// A block's chunk of a gradient in shared memory, where the results replace what they are made of.
+template <typename Update>
+struct ChunkArrays {
+  using Sum = typename Update::Sum;
+  using Stored = typename Update::Stored;
+  static constexpr int kPerBlock = PackChunk<Sum>::kPerBlock;
+
+  Stored* sent;   // the update at first
+  Sum* total;     // the residual at first
+  Sum* velocity;  // null without momentum
+
+  __host__ __device__ ChunkArrays(SharedArena& arena, bool has_velocity)
+      : sent(arena.take<Stored>(kPerBlock)),
+        total(arena.take<Sum>(kPerBlock)),
+        velocity(has_velocity ? arena.take<Sum>(kPerBlock) : nullptr) {}
+
+  // Whether the elements from `first` on can be moved in bulk.
+  __device__ static bool fits_bulk(const Params<Update>& params, int64_t first, int count) {
+    const auto aligned = [&](const auto* array) { return array == nullptr || is_aligned(array + first); };
+    return count == kPerBlock && aligned(params.update) && aligned(params.residual) && aligned(params.velocity) &&
+           aligned(params.sent) && aligned(params.new_residual) && aligned(params.new_velocity);
+  }
+
+  // Loads `count` elements from number `first` on. The others of the chunk become zero.
+  __device__ void load(const Params<Update>& params, int64_t first, int count, BulkLoads& loads) const {
+    if (fits_bulk(params, first, count)) {
+      const bool moves = velocity != nullptr;
+      loads.expect(kPerBlock * (sizeof(Stored) + sizeof(Sum) * (moves ? 2 : 1)));
+      loads.load(sent, params.update + first, kPerBlock * sizeof(Stored));
+      loads.load(total, params.residual + first, kPerBlock * sizeof(Sum));
+      if (moves) loads.load(velocity, params.velocity + first, kPerBlock * sizeof(Sum));
+      loads.wait();
+      return;
+    }
+    for (int i = threadIdx.x; i < kPerBlock; i += kThreads) {
+      const bool exists = i < count;
+      sent[i] = exists ? params.update[first + i] : Stored{};
+      total[i] = exists ? params.residual[first + i] : Sum{0};
+      if (velocity != nullptr) velocity[i] = exists ? params.velocity[first + i] : Sum{0};
+    }
+    __syncthreads();
+  }
+
+  // Stores the results. Starts with a barrier.
+  __device__ void store(const Params<Update>& params, int64_t first, int count) const {
+    barrier_before_bulk_copy();
+    if (fits_bulk(params, first, count)) {
+      if (params.sent != nullptr) bulk_store(params.sent + first, sent, kPerBlock * sizeof(Stored));
+      bulk_store(params.new_residual + first, total, kPerBlock * sizeof(Sum));
+      if (velocity != nullptr) bulk_store(params.new_velocity + first, velocity, kPerBlock * sizeof(Sum));
+      finish_bulk_stores();
+      return;
+    }
+    for (int i = threadIdx.x; i < count; i += kThreads) {
+      if (params.sent != nullptr) params.sent[first + i] = sent[i];
+      params.new_residual[first + i] = total[i];
+      if (velocity != nullptr) params.new_velocity[first + i] = velocity[i];
+    }
+  }
+};
 
 // The pass over the gradient: writes totals and velocities, logs what reaches the bracket and sends what is above it.
 template <typename Update>
-__global__ void __launch_bounds__(kThreads, 2) accumulate(const __grid_constant__ Params<Update> params) {
+__global__ void __launch_bounds__(kThreads, 3) accumulate(const __grid_constant__ Params<Update> params) {
   using Sum = typename Update::Sum;
   using Stored = typename Update::Stored;
   using Bits = typename Params<Update>::Bits;
@@ -25,58 +84,58 @@ __global__ void __launch_bounds__(kThreads, 2) accumulate(const __grid_constant_
   constexpr int kSize = Chunk::kSize;
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
+  const ChunkArrays<Update> arrays(arena, params.velocity != nullptr);
   const CompactionShared shared(arena);
   uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
+  BulkLoads loads(arena.take<uint64_t>(1));
 
   const CompactionBlock block(params.logging, shared);
-  const int64_t size = params.problem.size, base = block.batch * size;
+  const int64_t size = params.problem.size, of_item = block.chunk * Chunk::kPerBlock;
+  const int64_t first = block.batch * size + of_item;
+  const int count = static_cast<int>(min(size - of_item, int64_t{Chunk::kPerBlock}));
   const State<Bits>& state = params.states[block.batch];
   const Bits logged_from = state.uses_log ? state.logged_from : kTopKey<Bits>;
   const Sum scale = params.scale[block.batch];
-  const bool aligned = base % kSize == 0 && is_aligned(params.update) && is_aligned(params.residual) &&
-                       is_aligned(params.velocity) && is_aligned(params.sent) && is_aligned(params.new_residual) &&
-                       is_aligned(params.new_velocity);
+  arrays.load(params, first, count, loads);
   uint32_t logged = 0;
 #pragma unroll
-  for (int first = 0; first < Chunk::kPacks; first += kPacksInFlight) {
-    FloatPack<Stored, kSize> update[kPacksInFlight];
-    FloatPack<Sum, kSize> total[kPacksInFlight], velocity[kPacksInFlight] = {};
+  for (int pack = 0; pack < Chunk::kPacks; ++pack) {
+    const int at = Chunk::offset(pack * kSize);
+    auto& update = pack_at<kSize>(arrays.sent + at);
+    auto total = pack_at<kSize>(arrays.total + at);
+    FloatPack<Sum, kSize> velocity = {};
+    if (arrays.velocity != nullptr) velocity = pack_at<kSize>(arrays.velocity + at);
 #pragma unroll
-    for (int p = 0; p < kPacksInFlight; ++p) {
-      const int64_t i = Chunk::element(block.chunk, (first + p) * kSize), left = size - i;
-      update[p] = load_pack<kSize>(params.update + base + i, left, aligned);
-      total[p] = load_pack<kSize>(params.residual + base + i, left, aligned);
-      if (params.velocity != nullptr) velocity[p] = load_pack<kSize>(params.velocity + base + i, left, aligned);
+    for (int k = 0; k < kSize; ++k) {
+      Sum& sum = total.at[k];
+      sum = params.total(update.at[k], sum, velocity.at[k], scale, &velocity.at[k]);
+      if (at + k < count && key_of(bits_of(sum)) >= logged_from) logged |= 1u << (pack * kSize + k);
     }
-#pragma unroll
-    for (int p = 0; p < kPacksInFlight; ++p) {
-      const int64_t i = Chunk::element(block.chunk, (first + p) * kSize), left = size - i;
-#pragma unroll
-      for (int k = 0; k < kSize; ++k) {
-        Sum& sum = total[p].at[k];
-        sum = params.total(update[p].at[k], sum, velocity[p].at[k], scale, &velocity[p].at[k]);
-        if (k < left && key_of(bits_of(sum)) >= logged_from) logged |= 1u << ((first + p) * kSize + k);
-      }
-      store_pack<kSize>(params.new_residual + base + i, total[p], left, aligned);
-      if (params.velocity != nullptr) store_pack<kSize>(params.new_velocity + base + i, velocity[p], left, aligned);
-      if (params.sent != nullptr) store_pack<kSize>(params.sent + base + i, FloatPack<Stored, kSize>{}, left, aligned);
-    }
+    update = FloatPack<Stored, kSize>{};
+    pack_at<kSize>(arrays.total + at) = total;
+    if (arrays.velocity != nullptr) pack_at<kSize>(arrays.velocity + at) = velocity;
   }
-  if (!state.uses_log) return;
-
-  const PickedRanks<Chunk> ranks(logged, warp_totals);
-  block.announce(ranks.total);
-  const Bits sent_from = state.sent_from;
-  const int64_t before = block.place(ranks.total), entries = block.batch * params.log.room;
-  ranks.for_each(logged, [&](uint32_t rank, int bit) {
-    if (before + rank >= params.log.room) return;
-    const int64_t i = Chunk::element(block.chunk, bit), at = entries + before + rank;
-    const Sum total = params.new_residual[base + i];
-    params.log.index[at] = static_cast<uint32_t>(i);
-    params.log.total[at] = total;
-    if (params.velocity != nullptr) params.log.velocity[at] = params.new_velocity[base + i];
-    if (key_of(bits_of(total)) >= sent_from) params.send(base + i, total);
-  });
+  if (state.uses_log) {
+    const PickedRanks<Chunk> ranks(logged, warp_totals);
+    block.announce(ranks.total);
+    const int64_t before = block.place(ranks.total), entries = block.batch * params.log.room;
+    const Bits sent_from = state.sent_from;
+    const uint32_t fitting = block.fitting(before, ranks.total);
+    ranks.for_each(logged, [&](uint32_t rank, int bit) {
+      if (rank >= fitting) return;
+      const int at = Chunk::offset(bit);
+      const int64_t entry = entries + before + rank;
+      const Sum total = arrays.total[at];
+      params.log.index[entry] = static_cast<uint32_t>(of_item + at);
+      params.log.total[entry] = total;
+      if (arrays.velocity != nullptr) params.log.velocity[entry] = arrays.velocity[at];
+      if (key_of(bits_of(total)) < sent_from) return;
+      arrays.sent[at] = Update::round(part_of(total, Update{}));
+      arrays.total[at] = params.rest(total);
+      if (arrays.velocity != nullptr) arrays.velocity[at] = 0;
+    });
+  }
+  arrays.store(params, first, count);
 }
 
 // A pass of the search: over the log if that holds the threshold, else over all totals.

@@ -1,3 +1,6 @@
+#include <numeric>
+
+#include "cuda/common/divide.h"
 #include "cuda/common/hash.h"
 #include "cuda/hash_bitmap_decode.h"
 #include "cuda/rank_directory.cuh"
@@ -9,11 +12,14 @@ namespace {
 
 // Output bytes that a block produces.
 constexpr int64_t kBlockBytes = 64 << 10;
+constexpr int kBlockVectors = kBlockBytes / kVectorBytes;
 
 struct DecodeParams {
   DecodeProblem problem;
   uint32_t seed;
   int32_t units_per_chunk;
+  int32_t tiles;        // that a block touches, at most
+  SmallDivisor words;   // of one server that a block touches, at most
   uint32_t table_room;  // tiles whose rotations a block of decode_elements keeps
   int64_t chunks;       // of one batch item
   const void* values;
@@ -21,75 +27,123 @@ struct DecodeParams {
   DirectoryParams directory;
 };
 
-// The consecutive units that this block produces and the tiles that they touch.
+// The consecutive units that this block produces.
 struct DecodeBlock {
   int64_t batch;
   int64_t first_unit;
-  int32_t units;
-  int64_t first_tile;
-  int64_t last_tile;
+  uint32_t units;
+  uint32_t first_tile;
+  uint32_t skipped;  // units of the first tile that lie before the block
 
   __device__ explicit DecodeBlock(const DecodeParams& params) {
-    const int64_t n = params.problem.n;
-    batch = blockIdx.x / params.chunks;
-    first_unit = (blockIdx.x - batch * params.chunks) * params.units_per_chunk;
-    const int64_t left = params.problem.units - first_unit;
-    units = left < params.units_per_chunk ? static_cast<int32_t>(left) : params.units_per_chunk;
-    first_tile = first_unit / n;
-    last_tile = (first_unit + units - 1) / n;
+    const uint32_t n = static_cast<uint32_t>(params.problem.n);
+    const uint32_t chunks = static_cast<uint32_t>(params.chunks);  // no more than blocks
+    batch = blockIdx.x / chunks;
+    first_unit = int64_t{blockIdx.x % chunks} * params.units_per_chunk;
+    units = static_cast<uint32_t>(min(params.problem.units - first_unit, int64_t{params.units_per_chunk}));
+    first_tile = static_cast<uint32_t>(first_unit / n);
+    skipped = static_cast<uint32_t>(first_unit - int64_t{first_tile} * n);
   }
+};
+
+// The bits of one word of one server that lie in a block's tiles, and their values. Each of the three steps waits for
+// what the one before it loads, so that a caller can do other work in between.
+template <typename Bits>
+class ServerWord {
+ public:
+  static constexpr int kInFlight = 6;
+
+  __device__ ServerWord(const DecodeParams& params, const DecodeBlock& block, uint32_t task) {
+    const uint32_t quotient = params.words.quotient(task);
+    const uint32_t index = block.first_tile / 32u + params.words.remainder(task, quotient);
+    const int32_t first_tile = static_cast<int32_t>(index * 32u - block.first_tile);
+    if (quotient >= params.problem.n || index >= params.problem.words || first_tile >= params.tiles) return;
+    server_ = quotient;
+    first_tile_ = first_tile;
+    const int64_t bucket = block.batch * params.problem.n + server_;
+    bits_ = *params.directory.word(bucket, index);
+    before_ = BitsBeforeWord(params.directory, bucket, index);
+  }
+
+  __device__ void find_values(const DecodeParams& params, const DecodeBlock& block) {
+    const int32_t tiles = params.tiles - first_tile_;
+    const uint32_t earlier = first_tile_ < 0 ? (1u << -first_tile_) - 1u : 0;
+    const uint32_t later = tiles < 32 ? ~0u << tiles : 0;
+    const int64_t rank = int64_t{before_.sum()} + __popc(bits_ & earlier);
+    bits_ &= ~(earlier | later);
+    const int64_t capacity = params.problem.capacity;
+    count_ = static_cast<int32_t>(min(int64_t{__popc(bits_)}, capacity - rank));
+    values_ = static_cast<const Bits*>(params.values) + (block.batch * params.problem.n + server_) * capacity + rank;
+    load_values();
+  }
+
+  template <typename Rotations>
+  __device__ void put_values(const Rotations& rotations, const DecodeBlock& block, uint32_t n, Bits* expanded) {
+    for (;; load_values()) {
+      uint32_t places[kInFlight];
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        const uint32_t tile = i < count_ ? first_tile_ + __ffs(static_cast<int>(bits_)) - 1 : 0;
+        const uint32_t place = tile * n + offset_in_tile(server_, rotations[tile], n) - block.skipped;
+        places[i] = i < count_ ? place : block.units;
+        bits_ &= bits_ - 1;
+      }
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        if (places[i] < block.units) expanded[places[i]] = loaded_[i];
+      }
+      if (count_ <= kInFlight) break;
+      count_ -= kInFlight;
+      values_ += kInFlight;
+    }
+  }
+
+ private:
+  __device__ void load_values() {
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) loaded_[i] = i < count_ ? values_[i] : Bits{0};
+  }
+
+  uint32_t server_ = 0;
+  int32_t first_tile_ = 0;  // of the whole word, counted from the block's first
+  uint32_t bits_ = 0;
+  BitsBeforeWord before_;
+  int32_t count_;  // of values, no more than bits
+  const Bits* values_;
+  Bits loaded_[kInFlight];  // the first of them
 };
 
 // Bit-driven: a thread takes one word of one server and puts its values in their places in shared memory, from where
 // the block's outputs, zeros included, are written in order.
 template <typename Bits>
-__global__ void __launch_bounds__(kThreads, 2) decode_elements(const __grid_constant__ DecodeParams params) {
+__global__ void __launch_bounds__(kThreads, 3) decode_elements(const __grid_constant__ DecodeParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  Vector<Bits>* const vectors = arena.take<Vector<Bits>>(kBlockBytes / kVectorBytes);
+  Vector<Bits>* const vectors = arena.take<Vector<Bits>>(kBlockVectors);
   Bits* const expanded = reinterpret_cast<Bits*>(vectors);
   uint4* const raw = reinterpret_cast<uint4*>(vectors);
   uint16_t* const table = arena.take<uint16_t>(params.table_room);
 
   const DecodeProblem& problem = params.problem;
   const DecodeBlock block(params);
-  for (int i = threadIdx.x; i < kBlockBytes / kVectorBytes; i += kThreads) raw[i] = make_uint4(0, 0, 0, 0);
-
   const uint32_t n = static_cast<uint32_t>(problem.n);
-  const uint32_t first_tile = static_cast<uint32_t>(block.first_tile);
-  const uint32_t first_word = first_tile / 32u;
-  const uint32_t word_count = static_cast<uint32_t>(block.last_tile / kBitsPerWord) - first_word + 1;
-  const uint32_t skipped_bits = first_tile % 32u;
-  // Where the first tile starts, counted from the block's first unit: zero or negative.
-  const int32_t origin = static_cast<int32_t>(block.first_tile * n - block.first_unit);
-  const Bits* const values = static_cast<const Bits*>(params.values);
+
+  ServerWord<Bits> word(params, block, threadIdx.x);
+  // Still a loop: nvcc would have fully unrolled stores wait for the word, with what find_values() does first.
+#pragma unroll 4
+  for (int i = 0; i < kBlockVectors; i += kThreads) raw[i + threadIdx.x] = make_uint4(0, 0, 0, 0);
+  word.find_values(params, block);
   const auto expand = [&](const auto& rotations) {
     __syncthreads();  // the zeros and the table are complete
-    for (uint32_t task = threadIdx.x; task < n * word_count; task += kThreads) {
-      const uint32_t server = task / word_count;
-      const uint32_t word_index = first_word + task % word_count;
-      const int64_t bucket = block.batch * n + server;
-      uint32_t word = params.directory.bitmaps[bucket * problem.words + word_index];
-      if (word == 0) continue;
-      int64_t rank = rank_before_word(params.directory, bucket, word_index);
-      if (word_index == first_word) {
-        const uint32_t skipped = (1u << skipped_bits) - 1u;
-        rank += __popc(word & skipped);
-        word &= ~skipped;
-      }
-      const Bits* value = values + bucket * problem.capacity + rank;
-      const Bits* const end = values + (bucket + 1) * problem.capacity;
-      for (; word != 0 && value < end; word &= word - 1, ++value) {
-        const uint32_t tile = word_index * 32u + __ffs(static_cast<int>(word)) - 1;
-        if (tile > block.last_tile) break;
-        const uint32_t from_first = tile - first_tile;
-        const int32_t place =
-            origin + static_cast<int32_t>(from_first * n + offset_in_tile(server, rotations[from_first], n));
-        if (place >= 0 && place < block.units) expanded[place] = *value;
-      }
+    for (uint32_t task = threadIdx.x;;) {
+      word.put_values(rotations, block, n, expanded);
+      task += kThreads;
+      if (task >= n * params.words.divisor) break;
+      word = ServerWord<Bits>(params, block, task);
+      word.find_values(params, block);
     }
   };
-  const HashedRotations hashed = {first_tile, n, params.seed};
+  const HashedRotations hashed = {block.first_tile, n, params.seed};
   if (params.table_room > 0) {
     expand(RotationTable(table, params.table_room, hashed));
   } else {
@@ -98,9 +152,13 @@ __global__ void __launch_bounds__(kThreads, 2) decode_elements(const __grid_cons
   __syncthreads();
 
   Bits* const out = static_cast<Bits*>(params.out) + block.batch * problem.units + block.first_unit;
-  const int32_t whole = is_aligned(out) ? block.units / Vector<Bits>::kSize : 0;
-  for (int32_t i = threadIdx.x; i < whole; i += kThreads) __stcs(reinterpret_cast<uint4*>(out) + i, raw[i]);
-  for (int32_t i = whole * Vector<Bits>::kSize + threadIdx.x; i < block.units; i += kThreads) out[i] = expanded[i];
+  const uint32_t whole = is_aligned(out) ? block.units / Vector<Bits>::kSize : 0;
+#pragma unroll
+  for (uint32_t first = 0; first < kBlockVectors; first += kThreads) {
+    const uint32_t i = first + threadIdx.x;
+    if (i < whole) __stcs(reinterpret_cast<uint4*>(out) + i, raw[i]);
+  }
+  for (uint32_t i = whole * Vector<Bits>::kSize + threadIdx.x; i < block.units; i += kThreads) out[i] = expanded[i];
 }
 
 // Unit-driven: a thread finds the place in `values` of one unit's row, then the lanes that share a row copy it.
@@ -113,17 +171,16 @@ __global__ void __launch_bounds__(kThreads, 2) decode_rows(const __grid_constant
   const DecodeProblem& problem = params.problem;
   const DecodeBlock block(params);
   const uint32_t n = static_cast<uint32_t>(problem.n);
-  for (int32_t i = threadIdx.x; i < block.units; i += kThreads) {
-    const int64_t unit = block.first_unit + i;
-    const int64_t tile = unit / n;
-    const uint32_t rotation = tile_rotation(static_cast<uint32_t>(tile), n, params.seed);
-    const uint32_t server = server_in_tile(static_cast<uint32_t>(unit - tile * n), rotation, n);
+  for (uint32_t i = threadIdx.x; i < block.units; i += kThreads) {
+    const uint32_t from_tile = block.skipped + i;  // in units from the start of the first tile
+    const uint32_t tile = block.first_tile + from_tile / n;
+    const uint32_t server = server_in_tile(from_tile % n, tile_rotation(tile, n, params.seed), n);
     const int64_t bucket = block.batch * n + server;
-    const uint32_t bit = 1u << (tile % kBitsPerWord);
-    const uint32_t word = params.directory.bitmaps[bucket * problem.words + tile / kBitsPerWord];
+    const uint32_t bit = 1u << (tile % 32u);
+    const uint32_t word = *params.directory.word(bucket, tile / 32u);
     int64_t source = -1;
     if (word & bit) {
-      const int64_t rank = rank_before_word(params.directory, bucket, tile / kBitsPerWord) + __popc(word & (bit - 1u));
+      const int64_t rank = BitsBeforeWord(params.directory, bucket, tile / 32u).sum() + __popc(word & (bit - 1u));
       if (rank < problem.capacity) source = bucket * problem.capacity + rank;
     }
     sources[i] = source;
@@ -134,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, 2) decode_rows(const __grid_constant
   const Bits* const values = static_cast<const Bits*>(params.values);
   Bits* const out = static_cast<Bits*>(params.out) + (block.batch * problem.units + block.first_unit) * width;
   const int lanes = lanes_per_row(ceil_div(width, Vector<Bits>::kSize));
-  for (int32_t i = threadIdx.x / lanes; i < block.units; i += kThreads / lanes) {
+  for (uint32_t i = threadIdx.x / lanes; i < block.units; i += kThreads / lanes) {
     Bits* const to = out + i * width;
     if (sources[i] < 0) {
       zero_row(to, width, lane_id() % lanes, lanes);
@@ -142,6 +199,18 @@ __global__ void __launch_bounds__(kThreads, 2) decode_rows(const __grid_constant
       copy_row(to, values + sources[i] * width, width, lane_id() % lanes, lanes);
     }
   }
+}
+
+// The most tiles that a block of `units` units touches.
+int32_t tiles_per_block(int64_t n, int64_t units) {
+  return static_cast<int32_t>(units % n == 0 ? units / n : units / n + 2);
+}
+
+// The most words of one server that it touches: it starts as late in a word as a multiple of `step` can.
+uint32_t words_per_block(int64_t n, int64_t units) {
+  const int32_t tiles = tiles_per_block(n, units);
+  const int32_t step = units % n == 0 ? std::gcd(tiles, 32) : 1;
+  return static_cast<uint32_t>((32 - step + tiles - 1) / 32 + 1);
 }
 
 template <typename Bits>
@@ -152,7 +221,7 @@ cudaError_t launch_decode(const DecodeParams& params, cudaStream_t stream) {
     arena.take<int64_t>(params.units_per_chunk);
     return launch(decode_rows<Bits>, blocks, arena.used(), stream, params);
   }
-  arena.take<Vector<Bits>>(kBlockBytes / kVectorBytes);
+  arena.take<Vector<Bits>>(kBlockVectors);
   arena.take<uint16_t>(params.table_room);
   return launch(decode_elements<Bits>, blocks, arena.used(), stream, params);
 }
@@ -173,6 +242,8 @@ cudaError_t hash_bitmap_decode(const DecodeProblem& problem, Element element, ui
   params.seed = seed;
   params.units_per_chunk =
       static_cast<int32_t>(problem.width > 1 ? rows_per_chunk(problem.width, bytes, 1) : kBlockBytes / bytes);
+  params.tiles = tiles_per_block(problem.n, params.units_per_chunk);
+  params.words = SmallDivisor(words_per_block(problem.n, params.units_per_chunk));
   params.table_room = RotationTable::room(problem.n, params.units_per_chunk);
   params.chunks = ceil_div(problem.units, params.units_per_chunk);
   params.values = d_values;

@@ -17,6 +17,9 @@ namespace zen::cuda {
 
 constexpr uint32_t kInclusive = 0x80000000u;
 
+// Between two looks at a state that is missing: short compared with the load that follows.
+constexpr unsigned kBackOffNs = 32;
+
 // At the start of a launch's scratch: the ticket has a cache line of its own, the states follow.
 constexpr int64_t kTicketBytes = 128;
 constexpr int64_t kStateBytes = sizeof(uint32_t);
@@ -68,7 +71,6 @@ struct LookBackGroup {
 template <int kPerLane>
 __device__ uint32_t look_back(const LookBackGroup& group, const uint32_t* states, int64_t stride, int64_t chunk,
                               bool wanted) {
-  constexpr unsigned kBackOffNs = 32;  // short compared with the load that follows
   uint32_t sum = 0;
   bool done = !wanted;
   int64_t nearest = chunk - 1 - group.lane * kPerLane;
@@ -107,9 +109,33 @@ __device__ uint32_t look_back(const LookBackGroup& group, const uint32_t* states
   return group.sum(sum);
 }
 
-// The same for a block with one counter; only the first warp may call it. Publishes this chunk's inclusive state.
+// The same for a block with one counter; only the first warp may call it. Publishes this chunk's inclusive state. More
+// rows would take longer: the states of all chunks that look back lie in a few lines of the cache.
 __device__ inline uint32_t look_back_one(uint32_t* states, int64_t chunk, uint32_t count) {
-  const uint32_t before = look_back<1>(LookBackGroup(kWarpSize), states, 1, chunk, true);
+  constexpr int kRows = 4;
+  uint32_t sum = 0;
+  bool done = chunk == 0;
+  for (int32_t nearest = static_cast<int32_t>(chunk) - 1 - lane_id(); !done;) {
+    uint32_t seen[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int32_t at = nearest - i * kWarpSize;
+      seen[i] = at < 0 ? inclusive_state(0) : observe(states + at);  // nothing comes before the first chunk
+    }
+    bool missing = false;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const uint32_t inclusive = __ballot_sync(kFullWarp, is_inclusive(seen[i]));
+      const uint32_t needed = inclusive ? inclusive ^ (inclusive - 1u) : kFullWarp;
+      missing |= (__ballot_sync(kFullWarp, !is_published(seen[i])) & needed) != 0;
+      if (done || missing) continue;
+      if ((needed >> lane_id()) & 1u) sum += state_count(seen[i]);
+      done = inclusive != 0;
+      nearest -= kWarpSize;
+    }
+    if (!done && missing) __nanosleep(kBackOffNs);
+  }
+  const uint32_t before = __reduce_add_sync(kFullWarp, sum);
   if (lane_id() == 0) publish(states + chunk, inclusive_state(before + count));
   return before;
 }

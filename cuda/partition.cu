@@ -12,13 +12,18 @@
 namespace zen::cuda {
 namespace {
 
+// Words of the bitmap for each warp of a block: as many as let three blocks share a multiprocessor.
+constexpr int words_per_warp(int64_t element_bytes) { return element_bytes == 8 ? 12 : 24; }
+template <typename Bits>
+using PartitionChunk = ElementChunk<Bits, words_per_warp(sizeof(Bits))>;
+
 // Room for each of a chunk's two lists, which precede its elements in shared memory: for short elements as much as any
-// chunk needs, else as much as a chunk with few non-zeros needs. The lists of a denser chunk extend over the first
-// kCovered of its elements, which are read again, from L2.
+// chunk needs, else as much as is left for three blocks. The lists of a denser chunk extend over the first kCovered of its
+// elements, which are read again, from L2.
 template <typename Bits>
-constexpr int kListRoom = ElementChunk<Bits>::kPerBlock / (sizeof(Bits) == 2 ? 1 : 2);
+constexpr int kListRoom = PartitionChunk<Bits>::kPerBlock / 32 * (sizeof(Bits) == 2 ? 32 : 13);
 template <typename Bits>
-constexpr int kCovered = 2 * (ElementChunk<Bits>::kPerBlock - kListRoom<Bits>) * sizeof(uint16_t) / sizeof(Bits);
+constexpr int kCovered = 2 * (PartitionChunk<Bits>::kPerBlock - kListRoom<Bits>) * sizeof(uint16_t) / sizeof(Bits);
 
 struct DenseParams : PartitionParams {
   SmallDivisor n;
@@ -64,25 +69,29 @@ class ChunkUnits {
 };
 
 template <typename Bits>
-__global__ void __launch_bounds__(kThreads, 2) partition_elements(const __grid_constant__ DenseParams params) {
+__global__ void __launch_bounds__(kThreads, 3) partition_elements(const __grid_constant__ DenseParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  using Chunk = ElementChunk<Bits>;
+  using Chunk = PartitionChunk<Bits>;
   PartitionShared shared(arena, params.servers, kListRoom<Bits>);
   Bits* const staged = arena.take<Bits>(Chunk::kPerBlock);
   uint16_t* const table = arena.take<uint16_t>(params.table_room);
+  Chunk chunk(staged, arena.take<uint64_t>(1), shared.warp_totals);
 
   PartitionBlock block(params, shared, Chunk::kPerBlock);
   const Bits* const x = static_cast<const Bits*>(params.x) + block.batch() * params.problem.units;
-  const Chunk chunk(x, block.first_unit(), params.problem.units, shared.warp_totals);
-  chunk.stage(staged);
-  chunk.list_nonzeros(shared.offsets);
-  const int covered = chunk.has_few() ? 0 : kCovered<Bits>;
-  if (!chunk.has_few()) shared.order = shared.offsets + Chunk::kPerBlock;  // sort writes it after all have staged
+  chunk.load(x, block.first_unit(), params.problem.units);
   const ChunkStart start(block.first_unit(), params.n.divisor);
   const auto sort_and_write = [&](const auto& rotations) {
+    chunk.find_nonzeros();
+    const bool fits = chunk.nonzeros() <= kListRoom<Bits>;
+    const int covered = fits ? 0 : kCovered<Bits>;
+    if (!fits) shared.order = shared.offsets + Chunk::kPerBlock;
+    chunk.for_each_nonzero(
+        [&](uint32_t rank, int offset) { shared.offsets[rank] = static_cast<uint16_t>(offset); });
+    __syncwarp();
     const ChunkUnits units(params.n, shared.offsets, start, rotations);
-    block.sort(chunk.nonzeros(), units);
+    block.sort(chunk.warp_begin(), chunk.warp_end(), units);
 
     Bits* const values = static_cast<Bits*>(params.values);
     for (uint32_t s = threadIdx.x; s < chunk.nonzeros(); s += kThreads) {
@@ -96,8 +105,7 @@ __global__ void __launch_bounds__(kThreads, 2) partition_elements(const __grid_c
     }
   };
   const HashedRotations hashed = {start.tile, params.n.divisor, params.seed};
-  // A table for a few non-zeros would take more hashes than it saves.
-  if (params.table_room > 0 && chunk.nonzeros() >= params.table_room) {
+  if (params.table_room > 0) {
     sort_and_write(RotationTable(table, params.table_room, hashed));
   } else {
     sort_and_write(hashed);
@@ -142,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, 2) partition_rows(const __grid_const
 
 int64_t units_per_chunk(int64_t width, int64_t element_bytes) {
   if (width > 1) return rows_per_chunk(width, element_bytes, 1);
-  return elements_per_chunk(element_bytes);
+  return words_per_warp(element_bytes) * int64_t{kThreads};
 }
 
 template <typename Bits>
@@ -153,8 +161,9 @@ size_t one_pass_shared_bytes(const DenseParams& params) {
     arena.take<uint32_t>(bitmap_words(params.rows_per_chunk));
   } else {
     PartitionShared(arena, params.servers, kListRoom<Bits>);
-    arena.take<Bits>(ElementChunk<Bits>::kPerBlock);
+    arena.take<Bits>(PartitionChunk<Bits>::kPerBlock);
     arena.take<uint16_t>(params.table_room);
+    arena.take<uint64_t>(1);
   }
   return arena.used();
 }

@@ -54,8 +54,9 @@ struct PartitionShared {
 
   uint32_t* warp_totals;  // [kWarps]
   uint32_t* ticket;       // [1]
-  int32_t* starts;        // [n + 1], where each server's run starts in `order`
-  int32_t* shifts;        // [n], from a place in `order` to a slot of the server's bucket
+  uint32_t* starts;       // [n + 1], where each server's run starts in `order`
+  uint32_t* ends;         // [n], before which places in `order` the server's bucket has room
+  int64_t* shifts;        // [n], from a place in `order` to a slot, in units from the start of positions and values
   uint16_t* histogram;    // [kWarps, n rounded up to even]
   uint16_t* offsets;      // [units]
   uint16_t* order;        // [units]
@@ -63,8 +64,9 @@ struct PartitionShared {
   __host__ __device__ PartitionShared(SharedArena& arena, uint32_t n, uint32_t units) {
     warp_totals = arena.take<uint32_t>(kWarps);
     ticket = arena.take<uint32_t>(1);
-    starts = arena.take<int32_t>(n + 1);
-    shifts = arena.take<int32_t>(n);
+    starts = arena.take<uint32_t>(n + 1);
+    ends = arena.take<uint32_t>(n);
+    shifts = arena.take<int64_t>(n);
     histogram = arena.take<uint16_t>(kWarps * histogram_stride(n));
     offsets = arena.take<uint16_t>(units);
     order = arena.take<uint16_t>(units);
@@ -81,9 +83,9 @@ class PartitionBlock {
       : params_(params), shared_(shared), n_(params.servers) {
     uint32_t* const words = reinterpret_cast<uint32_t*>(shared.histogram);
     for (uint32_t i = threadIdx.x; i < kWarps * words_per_row(); i += kThreads) words[i] = 0;
-    const int64_t id = take_ticket(params.ticket, shared.ticket);
-    batch_ = id / params.chunks;
-    chunk_ = id - batch_ * params.chunks;
+    const uint32_t id = take_ticket(params.ticket, shared.ticket), chunks = static_cast<uint32_t>(params.chunks);
+    batch_ = id / chunks;
+    chunk_ = id % chunks;
     first_unit_ = chunk_ * units_per_chunk;
     states_ = params.states + batch_ * params.chunks * n_;
   }
@@ -91,13 +93,18 @@ class PartitionBlock {
   __device__ int64_t batch() const { return batch_; }
   __device__ int64_t first_unit() const { return first_unit_; }
 
-  // Sorts the `count` entries of shared.offsets by server into shared.order. Starts and ends with a barrier.
+  // Sorts `count` units by server into shared.order. Starts and ends with a barrier.
   template <typename Units>
   __device__ void sort(uint32_t count, const Units& units) {
     const uint32_t per_warp = (count + kThreads - 1) / kThreads * kWarpSize;
     const uint32_t begin = warp_id() * per_warp;
-    const uint32_t end = min(count, begin + per_warp);
     __syncthreads();
+    sort(begin, min(count, begin + per_warp), units);
+  }
+
+  // The same where each warp sorts units begin .. end - 1, which follow those of the warp before it. Ends with a barrier.
+  template <typename Units>
+  __device__ void sort(uint32_t begin, uint32_t end, const Units& units) {
     count_servers(begin, end, units);
     __syncthreads();
     publish_counts_and_place_runs();
@@ -110,9 +117,7 @@ class PartitionBlock {
   // The slot, in units from the start of positions and values, for place `s` of shared.order, whose unit goes to
   // `server`; -1 if the bucket is full.
   __device__ int64_t slot(uint32_t s, uint32_t server) const {
-    const int64_t slot = static_cast<int64_t>(s) + shared_.shifts[server];
-    const int64_t capacity = params_.problem.capacity;
-    return slot < capacity ? bucket(server) * capacity + slot : -1;
+    return s < shared_.ends[server] ? s + shared_.shifts[server] : -1;
   }
 
  private:
@@ -139,25 +144,34 @@ class PartitionBlock {
     const uint32_t row = words_per_row();
     uint32_t packed = 0;
     if (pair < row) {
-      for (int w = 0; w < kWarps; ++w) {
-        const uint32_t counts = column[w * row];
-        column[w * row] = packed;
-        packed += counts;
-      }
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) packed += column[w * row];
     }
     const uint32_t low = packed & 0xffffu, high = packed >> 16;
-    uint32_t* const states = states_ + chunk_ * n_;
+    uint32_t* const states = states_ + static_cast<int64_t>(chunk_) * n_;
     if (2 * pair < n_) publish(states + 2 * pair, partial_state(low));
     if (2 * pair + 1 < n_) publish(states + 2 * pair + 1, partial_state(high));
 
-    const BlockSum sum = block_exclusive_sum(low + high, shared_.warp_totals);
-    if (pair < row) {
-      const uint32_t start = sum.before | (sum.before + low) << 16;
-      for (int w = 0; w < kWarps; ++w) column[w * row] += start;
-      shared_.starts[2 * pair] = static_cast<int32_t>(sum.before);
-      if (2 * pair + 1 < n_) shared_.starts[2 * pair + 1] = static_cast<int32_t>(sum.before + low);
+    const bool one_warp = row <= kWarpSize;
+    if (one_warp && warp_id() > 0) return;
+    const uint32_t first = one_warp ? warp_inclusive_sum(low + high) - low - high
+                                    : block_exclusive_sum(low + high, shared_.warp_totals).before;
+    if (pair >= row) return;
+    constexpr int kAtOnce = 8;
+    uint32_t start = first | (first + low) << 16;
+    for (int w = 0; w < kWarps; w += kAtOnce) {
+      uint32_t counts[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) counts[i] = column[(w + i) * row];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        column[(w + i) * row] = start;
+        start += counts[i];
+      }
     }
-    if (threadIdx.x == 0) shared_.starts[n_] = static_cast<int32_t>(sum.total);
+    shared_.starts[2 * pair] = first;
+    if (2 * pair + 1 < n_) shared_.starts[2 * pair + 1] = first + low;
+    if (pair == row - 1) shared_.starts[n_] = first + low + high;
   }
 
   // A stable counting sort within the warp's part: equal servers among 32 neighbours keep their order, as do rounds.
@@ -177,22 +191,23 @@ class PartitionBlock {
     }
   }
 
-  // Looks back for all servers at once, over 32 chunks if there are enough threads. No more than four lanes for each
-  // server: 8 servers' states of a chunk lie in one sector of the cache, which a warp then reads as a whole.
+  // Looks back over 32 chunks at once, for many servers over 64: more chunks begin while they look back.
   __device__ void find_buckets() {
     constexpr int kPerLane = 8;
-    int log_lanes = 2;
-    while (log_lanes > 0 && n_ << log_lanes > kThreads) --log_lanes;
+    int log_lanes = n_ <= 32 ? 2 : 3;
+    while (log_lanes > 0 && n_ << log_lanes > 2 * kThreads) --log_lanes;
     const LookBackGroup group(1 << log_lanes);
     for (uint32_t first = warp_id() * kWarpSize >> log_lanes; first < n_; first += kThreads >> log_lanes) {
       const uint32_t server = first + (lane_id() >> log_lanes);
       const bool wanted = server < n_;
       const uint32_t before = look_back<kPerLane>(group, states_ + server, n_, chunk_, wanted);
       if (!wanted || group.lane != 0) continue;
-      const int32_t start = shared_.starts[server];
-      const uint32_t through = before + static_cast<uint32_t>(shared_.starts[server + 1] - start);
-      publish(states_ + chunk_ * n_ + server, inclusive_state(through));
-      shared_.shifts[server] = static_cast<int32_t>(before) - start;
+      const uint32_t start = shared_.starts[server], count = shared_.starts[server + 1] - start;
+      const uint32_t through = before + count;
+      publish(states_ + static_cast<int64_t>(chunk_) * n_ + server, inclusive_state(through));
+      const int64_t capacity = params_.problem.capacity, left = capacity - before;
+      shared_.shifts[server] = bucket(server) * capacity + before - start;
+      shared_.ends[server] = start + (left <= 0 ? 0 : left < count ? static_cast<uint32_t>(left) : count);
       if (chunk_ == params_.chunks - 1) params_.counts[bucket(server)] = static_cast<int32_t>(through);
     }
   }
@@ -200,8 +215,8 @@ class PartitionBlock {
   const PartitionParams& params_;
   const PartitionShared& shared_;
   const uint32_t n_;
-  int64_t batch_;
-  int64_t chunk_;
+  uint32_t batch_;
+  uint32_t chunk_;
   int64_t first_unit_;
   uint32_t* states_;
 };

@@ -8,12 +8,6 @@
 
 namespace zen::cuda {
 
-// As many elements as 16 bytes of sums hold. Those of an unaligned array are moved one by one.
-template <typename T, int kSize>
-struct alignas(kSize * sizeof(T)) FloatPack {
-  T at[kSize];
-};
-
 template <int kSize, typename T>
 __device__ inline FloatPack<T, kSize> load_pack(const T* from, int64_t left, bool aligned) {
   if (aligned && left >= kSize) return *reinterpret_cast<const FloatPack<T, kSize>*>(from);
@@ -25,18 +19,6 @@ __device__ inline FloatPack<T, kSize> load_pack(const T* from, int64_t left, boo
   return pack;
 }
 
-template <int kSize, typename T>
-__device__ inline void store_pack(T* to, const FloatPack<T, kSize>& pack, int64_t left, bool aligned) {
-  if (aligned && left >= kSize) {
-    store_whole(to, pack);
-    return;
-  }
-#pragma unroll
-  for (int k = 0; k < kSize; ++k) {
-    if (k < left) to[k] = pack.at[k];
-  }
-}
-
 // A block's chunk of a gradient, or of a list: a warp owns consecutive elements and moves one pack per lane at a time.
 template <typename Sum>
 struct PackChunk {
@@ -46,10 +28,11 @@ struct PackChunk {
   static constexpr int kPerBlock = kWarps * kPerWarp;
   static constexpr uint32_t kPackBits = (1u << kSize) - 1;
 
-  // The element that this thread's bit stands for: bit k of its pack j is number j * kSize + k.
-  __device__ static int64_t element(int64_t chunk, int bit) {
-    return chunk * kPerBlock + warp_id() * kPerWarp + (bit / kSize * kWarpSize + lane_id()) * kSize + bit % kSize;
+  // The element, in its chunk, that this thread's bit stands for: bit k of its pack j is number j * kSize + k.
+  __device__ static int offset(int bit) {
+    return warp_id() * kPerWarp + (bit / kSize * kWarpSize + lane_id()) * kSize + bit % kSize;
   }
+  __device__ static int64_t element(int64_t chunk, int bit) { return chunk * kPerBlock + offset(bit); }
 };
 
 // The number of the lowest set bit.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -21,21 +22,28 @@ constexpr int32_t kSumBytes = 64 << 10;
 template <typename Dtype>
 constexpr int32_t kSums = kSumBytes / static_cast<int32_t>(sizeof(typename Dtype::Sum));
 
-// Ranges that are summed at once: two blocks for each multiprocessor of an H200. A constant, because scratch is sized
-// where there may be no GPU.
+// Blocks for each multiprocessor: packs of more than a register make them need more registers.
+template <typename Dtype, int kPackSize>
+constexpr int kSumBlocks = sizeof(Pack<Dtype, kPackSize>) <= 4 ? 3 : 2;
+
+// Ranges that are surely summed at once: two blocks for each multiprocessor of an H200. A constant, because scratch is
+// sized where there may be no GPU.
 constexpr int64_t kRangesAtOnce = 264;
 
 // Workers whose entries are looked up at once.
-constexpr int32_t kWorkersAtOnce = kThreads / 2;
+constexpr int32_t kWorkersAtOnce = kThreads / 4;
 
 // The workers' messages and how their sum is cut into ranges, one for each block.
+template <typename Dtype>
 struct SumParams {
   AggregateProblem problem;
-  int64_t divisor;
+  typename Dtype::Sum reciprocal;  // of the divisor: sums are multiplied, as XLA compiles the division of pmean
+  float row_share;                 // of the shard
+  uint32_t deviation;  // of an entry's index from what its position suggests, which hashed positions rarely exceed
   int32_t rows;        // positions of a range: a multiple of 32, or a smaller power of two
   SmallDivisor packs;  // of a range's row
-  int64_t row_ranges;  // of one batch item
-  int64_t column_ranges;
+  int32_t row_ranges;  // of one batch item
+  int32_t column_ranges;
   const int32_t* positions;
   const void* values;
   const int32_t* counts;
@@ -56,80 +64,98 @@ inline int64_t rows_per_range(int64_t size, int64_t width, int64_t sum_bytes) {
 }
 
 template <typename Dtype, int kPackSize>
-SumParams cut_into_ranges(const AggregateProblem& problem, int64_t divisor, const int32_t* d_positions,
-                          const void* d_values, const int32_t* d_counts) {
+SumParams<Dtype> cut_into_ranges(const AggregateProblem& problem, int64_t divisor, const int32_t* d_positions,
+                                 const void* d_values, const int32_t* d_counts) {
   const int64_t columns = std::min<int64_t>(problem.width, kSums<Dtype>);
   const int64_t rows = rows_per_range(problem.size, problem.width, sizeof(typename Dtype::Sum));
-  SumParams params;
+  SumParams<Dtype> params;
   params.problem = problem;
-  params.divisor = divisor;
+  params.reciprocal = typename Dtype::Sum{1} / static_cast<typename Dtype::Sum>(divisor);
+  params.row_share = 1 / static_cast<float>(problem.size);
+  // Four times the standard deviation in the middle of as many random positions.
+  params.deviation = static_cast<uint32_t>(2 * std::sqrt(static_cast<double>(problem.capacity)));
   params.rows = static_cast<int32_t>(rows);
   params.packs = SmallDivisor(static_cast<uint32_t>(columns / kPackSize));
-  params.row_ranges = ceil_div(problem.size, rows);
-  params.column_ranges = ceil_div(problem.width, columns);
+  params.row_ranges = static_cast<int32_t>(ceil_div(problem.size, rows));
+  params.column_ranges = static_cast<int32_t>(ceil_div(problem.width, columns));
   params.positions = d_positions;
   params.values = d_values;
   params.counts = d_counts;
   return params;
 }
 
-// The first of `count` ascending positions that is not below `bound`. The lanes of a group search for it together, each
-// at a different place, and all lanes of a warp call this.
-__device__ inline uint32_t lower_bound(const LookBackGroup& group, const int32_t* positions, uint32_t count,
-                                       int64_t bound) {
+// The first of `count` ascending positions that is not below `bound`. The lanes of a group, 2^lane_bits of at least 2,
+// search for it together, each at a different place, and all lanes of a warp call this. The first places are within
+// `deviation` of the `expected` result; wherever the result is, they narrow the search.
+__device__ inline uint32_t lower_bound(const LookBackGroup& group, int lane_bits, const int32_t* positions,
+                                       uint32_t count, int64_t bound, uint32_t expected, uint32_t deviation) {
   uint32_t low = 0;
+  uint32_t first = expected - min(expected, deviation);
+  uint32_t stride = (2 * deviation >> lane_bits) + 1;
   while (__any_sync(kFullWarp, count > 0)) {
-    const uint32_t stride = count / (group.lanes + 1) + 1;
-    const uint32_t probe = (group.lane + 1) * stride - 1;
-    const uint32_t below = __popc(group.ballot(probe < count && positions[low + probe] < bound));
-    low += below * stride;
-    count = min(stride - 1, count - below * stride);
+    const uint32_t probe = first + group.lane * stride;
+    const int below = __popc(group.ballot(probe < count && positions[low + probe] < bound));
+    const uint32_t passed = below == 0 ? 0 : first + (below - 1) * stride + 1;
+    const uint32_t ahead = below == 0 ? first : below == group.lanes ? count : stride - 1;
+    low += passed;
+    count = min(ahead, count - passed);
+    first = count >> lane_bits;
+    stride = first + 1;
   }
   return low;
 }
 
-// The sums of one range.
+// The sums of one range, which is a run of consecutive elements of the shard: whole rows, or a part of one.
 template <typename Dtype, int kPackSize>
 class RangeSums {
  public:
   using Stored = typename Dtype::Stored;
   using Sum = typename Dtype::Sum;
-  using StoredPack = Pack<Dtype, kPackSize>;
+  using Params = SumParams<Dtype>;
 
   __host__ __device__ explicit RangeSums(SharedArena& arena)
       : sums_(arena.take<Sum>(kSums<Dtype>)),
-        begins_(arena.take<uint32_t>(kThreads)),
-        bases_(arena.take<int64_t>(kWorkersAtOnce)),
-        starts_(arena.take<uint32_t>(kWorkersAtOnce + 1)),
-        first_column_(arena.take<int64_t>(1)),
+        range_(arena.take<Range>(1)),
+        parts_(arena.take<Part>(kWorkersAtOnce)),
         warp_totals_(arena.take<uint32_t>(kWarps)) {}
 
   // Sums the range of `row_range` and `column_range` of a batch item. Ends with a barrier.
-  __device__ void sum(const SumParams& params, int64_t batch, int64_t row_range, int64_t column_range) {
+  __device__ void sum(const Params& params, int64_t batch, int64_t row_range, int64_t column_range) {
     const AggregateProblem& problem = params.problem;
-    first_row_ = row_range * params.rows;
-    const int64_t rows_left = problem.size - first_row_;
-    rows_ = rows_left < params.rows ? static_cast<uint32_t>(rows_left) : params.rows;
     __syncthreads();  // the previous sums may still be read
-    if (threadIdx.x == 0) *first_column_ = column_range * params.packs.divisor * kPackSize;
+    if (threadIdx.x == 0) {
+      const uint32_t columns = params.packs.divisor * kPackSize;
+      range_->first_row = row_range * params.rows;
+      range_->first_column = column_range * columns;
+      range_->rows = static_cast<uint32_t>(min(problem.size - range_->first_row, int64_t{params.rows}));
+      range_->columns = static_cast<uint32_t>(min(problem.width - range_->first_column, int64_t{columns}));
+    }
+    __syncthreads();
     auto* const vectors = reinterpret_cast<uint4*>(sums_);
-    for (int32_t i = threadIdx.x; i < kSumBytes / kVectorBytes; i += kThreads) vectors[i] = make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < kSumBytes / kVectorBytes; i += kThreads) vectors[i + threadIdx.x] = make_uint4(0, 0, 0, 0);
     for (int64_t worker = 0; worker < problem.n; worker += kWorkersAtOnce) {
       const int64_t left = problem.n - worker;
       const int32_t workers = left < kWorkersAtOnce ? static_cast<int32_t>(left) : kWorkersAtOnce;
-      const int64_t first_bucket = batch * problem.n + worker;
-      find_entries(params, first_bucket, workers);
-      add_in_order(params, workers);
+      const uint32_t parts = find_entries(params, batch * problem.n + worker, workers);
+      if (parts == 0) continue;
+      if (params.packs.divisor == 1) {
+        add_in_order<true>(params, parts);
+      } else {
+        add_in_order<false>(params, parts);
+      }
     }
   }
 
-  // Pack `slot` of the range, divided and rounded, never to -0.0; the range holds rows of params.packs.divisor packs.
-  // Packs beyond the tensor, or beyond the range's rows, are zero.
-  __device__ StoredPack result(uint32_t slot, Sum reciprocal) const {
-    StoredPack pack;
+  // Elements first .. first + kSize - 1 of the range, divided and rounded, never to -0.0; `first` is a multiple of
+  // kSize. Those beyond the tensor, in the rows that the last range lacks, are zero.
+  template <int kSize>
+  __device__ Pack<Dtype, kSize> results(uint32_t first, Sum reciprocal) const {
+    const SumPack<kSize> sums = *sums_from<kSize>(first);
+    Pack<Dtype, kSize> pack;
 #pragma unroll
-    for (int k = 0; k < kPackSize; ++k) {
-      const auto mean = Dtype::round(sums_[slot * kPackSize + k] * reciprocal);
+    for (int k = 0; k < kSize; ++k) {
+      const auto mean = Dtype::round(sums.at[k] * reciprocal);
       BitsOfSize<sizeof(mean)> bits;
       memcpy(&bits, &mean, sizeof(mean));
       bits = without_negative_zero(bits);
@@ -138,109 +164,129 @@ class RangeSums {
     return pack;
   }
 
-  __device__ int64_t first_row() const { return first_row_; }
-  __device__ int64_t first_column() const { return *first_column_; }
+  __device__ int64_t first_row() const { return range_->first_row; }
+  __device__ int64_t first_column() const { return range_->first_column; }
+  // Elements of the tensor in this range, and their packs.
+  __device__ uint32_t size() const { return range_->rows * range_->columns; }
+  __device__ uint32_t packs() const { return size() / kPackSize; }
 
  private:
-  // Addends that a thread has in flight from memory.
-  static constexpr int kInFlight = kPackSize == 1 ? 4 : 2;
-
-  // A pack of a worker's entry. None of it is examined before its turn, so that loading it stalls nothing.
-  struct Addend {
-    int32_t worker;  // -1 for none
-    uint32_t pack;
-    int32_t position;
-    StoredPack values;
+  // In shared memory, because it would take too many registers.
+  struct Range {
+    int64_t first_row;
+    int64_t first_column;
+    uint32_t rows;  // of the tensor
+    uint32_t columns;
   };
 
-  // Finds where the workers' entries for this range begin, and how many addends the workers before each have: addend i
-  // of the range is a pack of the worker w with starts[w] <= i < starts[w + 1].
-  __device__ void find_entries(const SumParams& params, int64_t first_bucket, int32_t workers) {
+  // What one worker adds to the range. An addend is a pack of an entry, and addend i begins at values[i * kPackSize]:
+  // the entries are consecutive, and a range of less than whole rows has only one of them.
+  struct Part {
+    const int32_t* positions;
+    const Stored* values;
+    uint32_t addends;
+  };
+
+  // None of it is examined before its turn, so that loading it stalls nothing.
+  struct Addend {
+    int32_t position;
+    uint32_t pack;  // of the row
+    Pack<Dtype, kPackSize> values;
+  };
+
+  template <int kSize>
+  struct alignas(kSize == 1 ? sizeof(Sum) : kVectorBytes) SumPack {
+    Sum at[kSize];
+  };
+
+  template <int kSize>
+  __device__ SumPack<kSize>* sums_from(uint32_t first) const {
+    return reinterpret_cast<SumPack<kSize>*>(sums_ + first);
+  }
+
+  // Lists the parts of the workers that have any, in order; returns their number. Ends with a barrier.
+  __device__ uint32_t find_entries(const Params& params, int64_t first_bucket, int32_t workers) {
     const AggregateProblem& problem = params.problem;
-    int lanes = kWarpSize;
-    while (lanes * 2 * workers > kThreads) lanes /= 2;
-    const LookBackGroup group(lanes);
-    const int32_t sought = static_cast<int32_t>(threadIdx.x) / lanes;
+    int lane_bits = 4;  // a warp finds both the begin and the end of a worker's entries
+    while (2 * workers << lane_bits > kThreads) --lane_bits;
+    const LookBackGroup group(1 << lane_bits);
+    const int32_t sought = static_cast<int32_t>(threadIdx.x) >> lane_bits;
     const bool wanted = sought < 2 * workers;
     const int64_t bucket = first_bucket + (wanted ? sought / 2 : 0);
     const int64_t count = wanted ? params.counts[bucket] : 0;
-    const int64_t held = count < 0 ? 0 : count < problem.capacity ? count : problem.capacity;
-    const uint32_t found = lower_bound(group, params.positions + bucket * problem.capacity,
-                                       static_cast<uint32_t>(held), first_row_ + (sought % 2 ? rows_ : 0));
-    if (wanted && group.lane == 0) begins_[sought] = found;
-    __syncthreads();
-    const int32_t w = static_cast<int32_t>(threadIdx.x);
-    uint32_t addends = 0;
-    if (w < workers) {
-      const uint32_t begin = begins_[2 * w], end = begins_[2 * w + 1];
+    const auto held = static_cast<uint32_t>(count < 0 ? 0 : count < problem.capacity ? count : problem.capacity);
+    const int64_t first_entry = bucket * problem.capacity;
+    const int64_t bound = range_->first_row + (sought % 2 ? range_->rows : 0);
+    const float expected = static_cast<float>(bound) * params.row_share * static_cast<float>(held);
+    const uint32_t found = lower_bound(group, lane_bits, params.positions + first_entry, held, bound,
+                                       static_cast<uint32_t>(expected), params.deviation);
+    const uint32_t end = __shfl_sync(kFullWarp, found, lane_id() + group.lanes);
+    const bool has_entries = group.lane == 0 && sought % 2 == 0 && found < end;
+    const BlockSum sum = block_exclusive_sum(has_entries, warp_totals_);
+    if (has_entries) {
       // Positions out of order may name more entries than rows.
-      addends = end < begin ? 0 : min(end - begin, static_cast<uint32_t>(params.rows)) * params.packs.divisor;
+      const uint32_t entries = min(end - found, static_cast<uint32_t>(params.rows));
+      const int64_t entry = first_entry + found;
+      const int64_t element = entry * problem.width + range_->first_column;
+      parts_[sum.before] = {params.positions + entry, static_cast<const Stored*>(params.values) + element,
+                            entries * (range_->columns / kPackSize)};
     }
-    const BlockSum sum = block_exclusive_sum(addends, warp_totals_);
-    if (w <= workers) starts_[w] = sum.before;
-    if (w < workers) bases_[w] = (first_bucket + w) * problem.capacity + begins_[2 * w] - sum.before;
     __syncthreads();
+    return sum.total;
   }
 
-  // A worker's positions are distinct, so its addends go to different sums and need no atomics; a barrier between
-  // workers keeps their order. The threads take addends in turn, whichever worker they belong to, so that workers with
-  // few addends leave no thread idle.
-  __device__ void add_in_order(const SumParams& params, int32_t workers) {
-    const uint32_t total = starts_[workers];
-    uint32_t next = threadIdx.x;
-    int32_t owner = 0;
-    const auto load = [&]() -> Addend {
-      while (owner < workers && next >= starts_[owner + 1]) ++owner;
-      Addend addend;
-      addend.worker = -1;
-      if (owner < workers) addend = load_addend(params, owner, next);
-      next += kThreads;
-      return addend;
+  // A worker's positions are distinct, so its addends go to different sums and need no atomics; a barrier after each
+  // part keeps the workers' order. The block takes a part in rounds of an addend for each thread, and rounds of the
+  // next parts are in flight while it waits at a barrier. There is at least one part.
+  template <bool kOnePackRows>
+  __device__ void add_in_order(const Params& params, uint32_t parts) {
+    constexpr int kInFlight = kOnePackRows && kPackSize == 1 ? 4 : 2;  // rounds, as registers allow
+    const auto first_row = static_cast<uint32_t>(range_->first_row);
+    const uint32_t rows = range_->rows;
+    Part part = parts_[0];
+    uint32_t next_part = 1;
+    uint32_t loaded = 0;  // addends of `part`
+    const auto load_round = [&](Addend& addend) {
+      addend.position = -1;  // in no range
+      const uint32_t i = loaded + threadIdx.x;
+      if (i < part.addends) addend = load<kOnePackRows>(params, part, i);
+      loaded += kThreads;
+      if (loaded >= part.addends && next_part < parts) {
+        part = parts_[next_part++];
+        loaded = 0;
+      }
     };
-    Addend addends[kInFlight];
+    int32_t left = static_cast<int32_t>(part.addends);  // to add of the part whose turn it is
+    uint32_t turn = 0;
+    Addend rounds[kInFlight];
 #pragma unroll
-    for (int k = 0; k < kInFlight; ++k) addends[k] = load();
-    int32_t turn = 0;  // the worker whose addends are being added, the same in all threads
-    for (uint32_t step = 0; step < total; step += kInFlight * kThreads) {
+    for (Addend& addend : rounds) load_round(addend);
+    for (;;) {
 #pragma unroll
-      for (int k = 0; k < kInFlight; ++k) {
-        const Addend addend = addends[k];
-        addends[k] = load();
-        const uint32_t end = step + (k + 1) * kThreads;
-        for (;;) {
-          if (addend.worker == turn) add(params, addend);
-          if (turn == workers || starts_[turn + 1] > end) break;  // the next step has more from this worker
-          do ++turn;
-          while (turn < workers && starts_[turn + 1] == starts_[turn]);
-          __syncthreads();
-        }
+      for (Addend& addend : rounds) {
+        // Positions out of order may lie outside the range.
+        const uint32_t row = static_cast<uint32_t>(addend.position) - first_row;
+        if (row < rows) add(kOnePackRows ? row : row * params.packs.divisor + addend.pack, addend.values);
+        load_round(addend);
+        left -= kThreads;
+        if (left > 0) continue;
+        __syncthreads();
+        if (++turn == parts) return;
+        left = static_cast<int32_t>(parts_[turn].addends);
       }
     }
   }
 
-  // Addend i of the range, which `worker` has. If a row is one pack, it is an entry, and nothing needs dividing.
-  __device__ Addend load_addend(const SumParams& params, int32_t worker, uint32_t i) const {
-    int64_t entry = bases_[worker] + i;
-    int64_t element = entry * kPackSize;
+  // If a row is one pack, nothing needs dividing.
+  template <bool kOnePackRows>
+  __device__ static Addend load(const Params& params, const Part& part, uint32_t i) {
+    const uint32_t entry = kOnePackRows ? i : params.packs.quotient(i);
     Addend addend;
-    addend.worker = worker;
-    addend.pack = 0;
-    if (params.packs.divisor > 1) {
-      const uint32_t start = starts_[worker];
-      const uint32_t quotient = params.packs.quotient(i - start);
-      addend.pack = params.packs.remainder(i - start, quotient);
-      const int64_t column = first_column() + addend.pack * kPackSize;
-      if (column >= params.problem.width) {
-        addend.worker = -1;
-        return addend;
-      }
-      entry = bases_[worker] + start + quotient;
-      element = entry * params.problem.width + column;
-    }
-    addend.position = params.positions[entry];
-    const auto* const from = static_cast<const Stored*>(params.values) + element;
+    addend.position = __ldcs(part.positions + entry);
+    addend.pack = kOnePackRows ? 0 : params.packs.remainder(i, entry);
+    const Stored* const from = part.values + i * kPackSize;
     if constexpr (kPackSize == 1) {
-      addend.values.at[0] = *from;
+      addend.values.at[0] = __ldcs(from);
     } else {
       const uint4 raw = __ldcs(reinterpret_cast<const uint4*>(from));
       memcpy(&addend.values, &raw, sizeof(raw));
@@ -248,29 +294,18 @@ class RangeSums {
     return addend;
   }
 
-  // A position out of order may lie outside the range: it is ignored.
-  __device__ void add(const SumParams& params, const Addend& addend) {
-    const uint32_t row = static_cast<uint32_t>(addend.position) - static_cast<uint32_t>(first_row_);
-    if (row >= rows_) return;
-    const uint32_t slot = row * params.packs.divisor + addend.pack;
+  __device__ void add(uint32_t slot, const Pack<Dtype, kPackSize>& values) {
+    auto* const to = sums_from<kPackSize>(slot * kPackSize);
+    SumPack<kPackSize> sums = *to;
 #pragma unroll
-    for (int k = 0; k < kPackSize; ++k) sums_[slot * kPackSize + k] += Dtype::widen(addend.values.at[k]);
+    for (int k = 0; k < kPackSize; ++k) sums.at[k] += Dtype::widen(values.at[k]);
+    *to = sums;
   }
 
   Sum* sums_;
-  uint32_t* begins_;  // [2 * kWorkersAtOnce], begin and end of each worker's entries
-  int64_t* bases_;    // [kWorkersAtOnce], each worker's first entry less its start
-  uint32_t* starts_;
-  int64_t* first_column_;  // [1]; as a member it would spill
+  Range* range_;  // [1]
+  Part* parts_;   // [kWorkersAtOnce]
   uint32_t* warp_totals_;
-  int64_t first_row_ = 0;
-  uint32_t rows_ = 0;  // of the tensor in this range
 };
-
-// Sums are multiplied by this, not divided, as XLA compiles the division of pmean.
-template <typename Sum>
-ZEN_HOST_DEVICE Sum reciprocal_of(int64_t divisor) {
-  return Sum{1} / static_cast<Sum>(divisor);
-}
 
 }  // namespace zen::cuda

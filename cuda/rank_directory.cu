@@ -3,34 +3,72 @@
 namespace zen::cuda {
 namespace {
 
-// Each thread counts one group.
-__global__ void __launch_bounds__(kThreads) fill_directory(const __grid_constant__ DirectoryParams params) {
+constexpr int64_t kWarpWords = kWarpSize * kGroupWords;
+
+// Set bits of this lane's group: lane i has group i of the 32 at `words`, which have `left` words in all. A warp loads
+// rows of 32 consecutive words, 4 groups, so that the bitmap's alignment does not matter.
+__device__ inline uint32_t count_group(const uint32_t* words, int left) {
+  constexpr int kRowGroups = kWarpSize / kGroupWords;
+  uint32_t counts[kGroupWords];
+#pragma unroll
+  for (int row = 0; row < kGroupWords; ++row) {
+    const int word = row * kWarpSize + lane_id();
+    counts[row] = word < left ? __popc(words[word]) : 0;
+  }
+  // The 8 lanes that share a group swap halves of their rows until each has one row, summed over them.
+#pragma unroll
+  for (int half = kGroupWords / 2; half > 0; half /= 2) {
+    const bool upper = lane_id() & half;
+#pragma unroll
+    for (int row = 0; row < half; ++row) {
+      const uint32_t given = upper ? counts[row] : counts[row + half];
+      const uint32_t kept = upper ? counts[row + half] : counts[row];
+      counts[row] = kept + __shfl_xor_sync(kFullWarp, given, half);
+    }
+  }
+  return __shfl_sync(kFullWarp, counts[0], lane_id() % kRowGroups * kGroupWords + lane_id() / kRowGroups);
+}
+
+// Each warp counts consecutive groups.
+__global__ void __launch_bounds__(kThreads, 3) fill_directory(const __grid_constant__ DirectoryParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
   uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
   uint32_t* const shared_ticket = arena.take<uint32_t>(1);
   uint32_t* const shared_before = arena.take<uint32_t>(1);
 
-  const int64_t id = take_ticket(params.ticket, shared_ticket);
-  const int64_t bitmap = id / params.chunks;
-  const int64_t chunk = id - bitmap * params.chunks;
-  const int64_t group = chunk * kGroupsPerChunk + threadIdx.x;
+  const uint32_t id = take_ticket(params.ticket, shared_ticket);
+  const uint32_t chunks = static_cast<uint32_t>(params.chunks);  // no more than blocks
+  const int64_t bitmap = id / chunks;
+  const int64_t chunk = id % chunks;
+  const int64_t first_group = chunk * kGroupsPerChunk + warp_id() * kWarpSize * kGroupsPerThread;
   const uint32_t* const words = params.bitmaps + bitmap * params.words;
-  uint32_t count = 0;
+  uint32_t before[kGroupsPerThread];  // set bits of the warp before the lane's groups
+  uint32_t warp_total = 0;
 #pragma unroll
-  for (int64_t i = 0; i < kGroupWords; ++i) {
-    const int64_t word = group * kGroupWords + i;
-    if (word < params.words) count += __popc(words[word]);
+  for (int i = 0; i < kGroupsPerThread; ++i) {
+    const int64_t first_word = (first_group + i * kWarpSize) * kGroupWords;
+    const int left = static_cast<int>(min(params.words - first_word, kWarpWords));
+    const uint32_t count = count_group(words + first_word, left);
+    const uint32_t inclusive = warp_inclusive_sum(count);
+    before[i] = warp_total + inclusive - count;
+    warp_total += __shfl_sync(kFullWarp, inclusive, kWarpSize - 1);
   }
-  const BlockSum sum = block_exclusive_sum(count, warp_totals);
+  // Counted for the last lane, so that none of its own warp's bits come before a lane.
+  const BlockSum sum = block_exclusive_sum(lane_id() == kWarpSize - 1 ? warp_total : 0, warp_totals);
   if (warp_id() == 0) {
     uint32_t* const states = params.states + bitmap * params.chunks;
     if (lane_id() == 0) publish(states + chunk, partial_state(sum.total));
-    const uint32_t before = look_back_one(states, chunk, sum.total);
-    if (lane_id() == 0) *shared_before = before;
+    const uint32_t before_chunk = look_back_one(states, chunk, sum.total);
+    if (lane_id() == 0) *shared_before = before_chunk;
   }
   __syncthreads();
-  if (group < params.groups) params.directory[bitmap * params.groups + group] = *shared_before + sum.before;
+  const uint32_t before_warp = *shared_before + sum.before;
+#pragma unroll
+  for (int i = 0; i < kGroupsPerThread; ++i) {
+    const int64_t group = first_group + i * kWarpSize + lane_id();
+    if (group < params.groups) params.directory[bitmap * params.groups + group] = before_warp + before[i];
+  }
 }
 
 }  // namespace

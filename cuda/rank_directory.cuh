@@ -9,8 +9,9 @@
 
 namespace zen::cuda {
 
-constexpr int64_t kGroupWords = 8;
-constexpr int64_t kGroupsPerChunk = kThreads;
+constexpr int kGroupWords = 8;
+constexpr int kGroupsPerThread = 4;
+constexpr int64_t kGroupsPerChunk = kThreads * kGroupsPerThread;
 
 ZEN_HOST_DEVICE int64_t directory_groups(int64_t words) { return ceil_div(words, kGroupWords); }
 
@@ -22,16 +23,33 @@ struct DirectoryParams {
   uint32_t* ticket;
   uint32_t* states;     // [count, chunks]
   uint32_t* directory;  // [count, groups]
+
+  __device__ const uint32_t* word(int64_t bitmap, uint32_t index) const { return bitmaps + bitmap * words + index; }
 };
 
-// Set bits of bitmap `bitmap` before its word `word`.
-__device__ inline uint32_t rank_before_word(const DirectoryParams& params, int64_t bitmap, int64_t word) {
-  const int64_t group = word / kGroupWords;
-  const uint32_t* const words = params.bitmaps + bitmap * params.words;
-  uint32_t rank = params.directory[bitmap * params.groups + group];
-  for (int64_t i = group * kGroupWords; i < word; ++i) rank += __popc(words[i]);
-  return rank;
-}
+// The set bits of a bitmap before one of its words. The constructor starts all loads, and only sum() waits for them.
+class BitsBeforeWord {
+ public:
+  BitsBeforeWord() = default;
+  __device__ BitsBeforeWord(const DirectoryParams& params, int64_t bitmap, uint32_t index) {
+    before_group_ = params.directory[bitmap * params.groups + index / kGroupWords];
+    const uint32_t* const word = params.word(bitmap, index);
+    const int place = static_cast<int>(index % kGroupWords);
+#pragma unroll
+    for (int i = 1; i < kGroupWords; ++i) preceding_[i - 1] = i <= place ? word[-i] : 0;
+  }
+
+  __device__ uint32_t sum() const {
+    uint32_t sum = before_group_;
+#pragma unroll
+    for (const uint32_t word : preceding_) sum += __popc(word);
+    return sum;
+  }
+
+ private:
+  uint32_t before_group_ = 0;
+  uint32_t preceding_[kGroupWords - 1] = {};  // in the word's group
+};
 
 // Scratch of the directory of `count` bitmaps: ticket, states, directory.
 inline int64_t directory_state_bytes(int64_t count, int64_t words) {

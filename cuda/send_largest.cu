@@ -69,9 +69,13 @@ cudaError_t run(Params<Update> params, cudaStream_t stream) {
                                                      std::max<int64_t>(1, kResidentBlocks / searches)));
   };
   const size_t search_bytes = SearchShared<Bits>::bytes();
-  SharedArena arena = SharedArena::for_measuring();
-  CompactionShared shared(arena);
-  arena.take<uint32_t>(kWarps);
+  SharedArena of_accumulate = SharedArena::for_measuring(), of_finish = SharedArena::for_measuring();
+  for (SharedArena* arena : {&of_accumulate, &of_finish}) {
+    CompactionShared shared(*arena);
+    arena->take<uint32_t>(kWarps);
+  }
+  ChunkArrays<Update> arrays(of_accumulate, params.velocity != nullptr);
+  of_accumulate.take<uint64_t>(1);
 
   const int64_t per_item = ceil_div(problem.batch, kThreads), sampled = params.chunks * kSampleChunk;
   ZEN_RETURN_IF_ERROR(launch(start<Update>, per_item, 0, stream, params));
@@ -85,7 +89,7 @@ cudaError_t run(Params<Update> params, cudaStream_t stream) {
     ZEN_RETURN_IF_ERROR(launch(set_bracket<Update>, per_item, 0, stream, params));
   }
   const int64_t chunks = problem.batch * params.logging.chunks;
-  ZEN_RETURN_IF_ERROR(launch(accumulate<Update>, chunks, arena.used(), stream, params));
+  ZEN_RETURN_IF_ERROR(launch(accumulate<Update>, chunks, of_accumulate.used(), stream, params));
   params.blocks = blocks_for(problem.size, problem.batch);
   const int64_t blocks = problem.batch * params.blocks;
   // One more after a sample: the first may give up the log and leave the search where it was.
@@ -95,10 +99,10 @@ cudaError_t run(Params<Update> params, cudaStream_t stream) {
     if (pass == 0 && params.chunks > 0) ZEN_RETURN_IF_ERROR(launch(take_back<Update>, blocks, 0, stream, params));
   }
   if (params.sent == nullptr) {
-    arena.take<int32_t>(PackChunk<Sum>::kPerBlock);
-    arena.take<typename Update::Stored>(PackChunk<Sum>::kPerBlock);
+    of_finish.take<int32_t>(PackChunk<Sum>::kPerBlock);
+    of_finish.take<typename Update::Stored>(PackChunk<Sum>::kPerBlock);
   }
-  return launch(finish<Update>, std::min(chunks, kResidentBlocks), arena.used(), stream, params);
+  return launch(finish<Update>, std::min(chunks, kResidentBlocks), of_finish.used(), stream, params);
 }
 
 }  // namespace
@@ -139,6 +143,7 @@ cudaError_t send_largest(const FeedbackProblem& problem, Element element, const 
     params.scale = static_cast<const Sum*>(d_scale);
     const bool has_velocity = params.velocity != nullptr;
     const Scratch<Update> scratch(d_scratch, problem.batch, problem.size, chunks, has_velocity, &params);
+    params.logging.capacity = params.log.room;
     params.listing.capacity = params.list.room;
     params.listing.count = params.list.count;
     ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_scratch, 0, scratch.zeroed_bytes(), stream));

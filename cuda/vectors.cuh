@@ -47,6 +47,18 @@ __device__ inline Vector<Bits> load_vector(const Bits* source, int64_t first, in
   return vector;
 }
 
+// Floats that are moved together, up to 16 bytes of them.
+template <typename T, int kSize>
+struct alignas(kSize * sizeof(T)) FloatPack {
+  T at[kSize];
+};
+
+// The pack at an address that is a multiple of its size.
+template <int kSize, typename T>
+__device__ inline FloatPack<T, kSize>& pack_at(T* address) {
+  return *reinterpret_cast<FloatPack<T, kSize>*>(address);
+}
+
 // Stores a struct of 8 or 16 bytes as one word, at an address that is a multiple of its size. nvcc may store anything
 // but an intrinsic's operand member by member, above all where another branch does so.
 template <typename T>

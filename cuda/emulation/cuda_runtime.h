@@ -88,7 +88,10 @@ struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
-inline uint4 __ldcs(const uint4* from) { return *from; }
+template <typename T>
+T __ldcs(const T* from) {
+  return *from;
+}
 inline void __stcs(uint4* to, uint4 value) { *to = value; }
 inline void __stcg(uint4* to, uint4 value) { *to = value; }
 inline void __stcg(uint2* to, uint2 value) { *to = value; }

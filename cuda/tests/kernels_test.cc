@@ -234,11 +234,11 @@ void test_small_divisor() {
 }
 
 // A warp looks back while another block publishes the states that it needs, and no others, in any order.
-template <int kPerLane>
-void test_look_back(int lanes, int64_t chunk) {
+template <typename LookBack>
+void test_look_back(int lanes, int64_t chunk, LookBack look_back_from) {
   emulation::set_schedule(rng(), 2);
   const int64_t counters = kWarpSize / lanes;
-  Buffer<uint32_t> states(chunk * counters), found(counters);
+  Buffer<uint32_t> states((chunk + 1) * counters), found(counters);
   std::vector<uint32_t> expected(counters);
   std::vector<std::pair<uint32_t*, uint32_t>> published;
   for (int64_t c = 0; c < counters; ++c) {
@@ -260,7 +260,7 @@ void test_look_back(int lanes, int64_t chunk) {
     const LookBackGroup group(lanes);
     const int64_t counter = lane_id() / lanes;
     const bool wanted = counter < counters - 1 || counters == 1;
-    const uint32_t before = look_back<kPerLane>(group, states.data() + counter, counters, chunk, wanted);
+    const uint32_t before = look_back_from(group, states.data() + counter, counters, chunk, wanted);
     if (group.lane == 0) found[counter] = before;
   });
   if (counters > 1) expected[counters - 1] = 0;  // was not wanted
@@ -306,7 +306,7 @@ void random_cases() {
   const int64_t batch = pick(0, 3) ? 1 : pick(1, 3);
   const int64_t capacity = pick(0, 2) ? pick(1, 40000 / n + 2) : pick(1, 9);
   const uint32_t seed = static_cast<uint32_t>(rng());
-  const int64_t units = random_units(16384) / batch;
+  const int64_t units = random_units(pick(0, 1) ? 12288 : 16384) / batch;
   const int64_t width = random_width();
   const int64_t rows = random_units(std::max<int64_t>(8, 65536 / (width * sizeof(Bits)))) / batch;
   test_partition<Bits>({batch, units, 1, n, capacity}, random_density(), seed);
@@ -363,6 +363,12 @@ void test_elements_by_servers() {
   }
 }
 
+// Bitmaps of several chunks of a directory, not all aligned.
+void test_long_bitmaps() {
+  emulation::set_schedule(rng(), 3);
+  test_decode<uint32_t>({2, 1'100'003, 1, 1, 0, 300'000}, 0.3, 5);
+}
+
 // Rows of one pack, of several, and in several ranges of columns; fewer workers than are looked up at once, and more.
 void test_sums_by_shape() {
   emulation::set_schedule(rng(), 3);
@@ -402,9 +408,11 @@ int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 8;
   zen::cuda::rng.seed(argc > 2 ? std::atoi(argv[2]) : 7);
   zen::cuda::test_small_divisor();
-  for (const int64_t chunk : {0, 1, 7, 8, 9, 31, 32, 33, 64, 65, 200}) {
-    for (const int lanes : {1, 2, 4, 32}) zen::cuda::test_look_back<8>(lanes, chunk);
-    zen::cuda::test_look_back<1>(32, chunk);
+  for (const int64_t chunk : {0, 1, 7, 8, 9, 31, 32, 33, 64, 65, 200, 400}) {
+    for (const int lanes : {1, 2, 4, 32}) zen::cuda::test_look_back(lanes, chunk, zen::cuda::look_back<8>);
+    zen::cuda::test_look_back(32, chunk, [](const auto&, uint32_t* states, int64_t, int64_t chunk, bool) {
+      return zen::cuda::look_back_one(states, chunk, 0);
+    });
   }
   zen::cuda::test_sums_by_shape();
   zen::cuda::test_large_shard();
@@ -413,6 +421,7 @@ int main(int argc, char** argv) {
   zen::cuda::test_elements_by_servers<uint16_t>();
   zen::cuda::test_elements_by_servers<uint32_t>();
   zen::cuda::test_elements_by_servers<uint64_t>();
+  zen::cuda::test_long_bitmaps();
   for (int i = 0; i < rounds; ++i) {
     zen::cuda::random_cases<uint16_t>();
     zen::cuda::random_cases<uint32_t>();

@@ -1,0 +1,108 @@
+// Copies between global and shared memory that a block need not wait for while it has other work. On sm_90 the copy engine
+// makes them, past the queue of the L1 cache, in which another block's look-back would wait behind them; elsewhere the
+// threads make them. All addresses and sizes are multiples of 16, and all threads of the block call every function.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/vectors.cuh"
+
+namespace zen::cuda {
+
+#if __CUDA_ARCH__ >= 900
+__device__ inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+#else
+__device__ inline void copy_with_threads(void* to, const void* from, uint32_t bytes) {
+  for (uint32_t i = threadIdx.x; i < bytes / kVectorBytes; i += kThreads) {
+    static_cast<uint4*>(to)[i] = __ldcs(static_cast<const uint4*>(from) + i);
+  }
+}
+#endif
+
+// Loads that arrive together; after waiting for them, more can follow.
+class BulkLoads {
+ public:
+  // `arrived` is a word of shared memory. A barrier must follow before the other functions are called.
+  __device__ explicit BulkLoads(uint64_t* arrived) : arrived_(arrived) {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x != 0) return;
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(arrived_)) : "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+  }
+
+  // Announces the bytes of all loads, which must follow.
+  __device__ void expect(uint32_t bytes) const {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x != 0) return;
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(arrived_)), "r"(bytes)
+                 : "memory");
+#endif
+  }
+
+  __device__ void load(void* to, const void* from, uint32_t bytes) const {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x != 0) return;
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(arrived_))
+                 : "memory");
+#else
+    copy_with_threads(to, from, bytes);
+#endif
+  }
+
+  __device__ void wait() {
+#if __CUDA_ARCH__ >= 900
+    uint32_t done = 0;
+    while (!done) {
+      asm volatile(
+          "{ .reg .pred done;\n"
+          "  mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+          "  selp.u32 %0, 1, 0, done; }"
+          : "=r"(done)
+          : "r"(shared_address(arrived_)), "r"(parity_)
+          : "memory");
+    }
+    parity_ ^= 1;
+#else
+    __syncthreads();
+#endif
+  }
+
+ private:
+  uint64_t* arrived_;
+  uint32_t parity_ = 0;
+};
+
+// Between writing to shared memory and a bulk copy from or to there: a barrier that the copy engine, too, respects.
+__device__ inline void barrier_before_bulk_copy() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+  __syncthreads();
+}
+
+__device__ inline void bulk_store(void* to, const void* from, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x != 0) return;
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+#else
+  copy_with_threads(to, from, bytes);
+#endif
+}
+
+// Waits until the shared memory of all bulk stores has been read: a block may not end before.
+__device__ inline void finish_bulk_stores() {
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x != 0) return;
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
+}
+
+}  // namespace zen::cuda
