@@ -1,58 +1,50 @@
-// A block's chunk of consecutive elements: copied to shared memory, with a bitmap of its non-zeros.
+// A block's chunk of consecutive elements: loaded into registers, with a bitmap of its non-zeros.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/block_scan.cuh"
-#include "cuda/bulk_copy.cuh"
 #include "cuda/vectors.cuh"
 
 namespace zen::cuda {
 
-// A warp owns kPerWarp consecutive elements, kWordsPerWarp words of the bitmap. Lane j ends up with word j and the number
-// of non-zeros in the block before that word.
-template <typename Bits, int kWords>
+// A warp owns kPerWarp consecutive elements and reads 512 bytes of them per step. Lane j ends up with word j of the
+// warp's bitmap and the number of non-zeros in the block before that word, from which every lane finds the rank of each
+// of its own elements.
+template <typename Bits>
 class ElementChunk {
  public:
-  static constexpr int kWordsPerWarp = kWords;
-  static constexpr int kPerWarp = kWordsPerWarp * static_cast<int>(kBitsPerWord);
+  static constexpr int kVector = Vector<Bits>::kSize;
+  static constexpr int kSteps = sizeof(Bits) == 2 ? 4 : 8;
+  static constexpr int kPerStep = kWarpSize * kVector;
+  static constexpr int kPerWarp = kSteps * kPerStep;
   static constexpr int kPerBlock = kWarps * kPerWarp;
+  static constexpr int kWordsPerWarp = kPerWarp / kBitsPerWord;
   static_assert(kWordsPerWarp <= kWarpSize, "a lane holds one word of the bitmap");
-  static_assert(kPerBlock <= 1 << 16, "an offset in a chunk has 16 bits");
 
-  // `staged` has room for kPerBlock elements. `arrived` and `warp_totals` are used as in BulkLoads and
-  // block_exclusive_sum.
-  __device__ ElementChunk(Bits* staged, uint64_t* arrived, uint32_t* warp_totals)
-      : loads_(arrived), staged_(staged), warp_totals_(warp_totals) {}
-
-  // Begins to copy elements first .. first + kPerBlock - 1 of `source`; those at or beyond `limit` count as zero.
-  __device__ void load(const Bits* source, int64_t first, int64_t limit) {
-    whole_ = is_aligned(source + first) && first + kPerBlock <= limit;
-    if (whole_) {
-      loads_.expect(kPerBlock * sizeof(Bits));
-      loads_.load(staged_, source + first, kPerBlock * sizeof(Bits));
+  // Loads elements first .. first + kPerBlock - 1 of `source`; those at or beyond `limit` count as zero.
+  // `warp_totals` is used as in block_exclusive_sum.
+  __device__ ElementChunk(const Bits* source, int64_t first, int64_t limit, uint32_t* warp_totals) {
+    const int64_t mine = first + warp_id() * kPerWarp + lane_id() * kVector;
+    const bool aligned = is_aligned(source + first);
+    // Tested once for the block: all chunks but the last of an aligned tensor need nothing else.
+    if (aligned && first + kPerBlock <= limit) {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) data_[i] = load_whole_vector(source + mine + i * kPerStep);
     } else {
-      for (int i = threadIdx.x; i < kPerBlock; i += kThreads) {
-        staged_[i] = first + i < limit ? source[first + i] : Bits{0};
-      }
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) data_[i] = load_vector(source, mine + i * kPerStep, limit, aligned);
     }
-  }
-
-  // Waits for the elements and examines them. Has a barrier.
-  __device__ void find_nonzeros() {
-    if (whole_) {
-      loads_.wait();
-    } else {
-      __syncthreads();
-    }
-    const Bits* const mine = staged_ + warp_id() * kPerWarp + lane_id();
     word_ = 0;
 #pragma unroll
-    for (int w = 0; w < kWordsPerWarp; ++w) {
-      const uint32_t word = __ballot_sync(kFullWarp, is_nonzero(mine[w * kBitsPerWord]));
-      if (lane_id() == w) word_ = word;
+    for (int i = 0; i < kSteps; ++i) {
+      uint32_t bits = nonzero_mask(data_[i]) << first_bit();
+#pragma unroll
+      for (int delta = 1; delta < kLanesPerWord; delta *= 2) bits |= __shfl_xor_sync(kFullWarp, bits, delta);
+      const uint32_t gathered = __shfl_sync(kFullWarp, bits, lane_id() % kVector * kLanesPerWord);
+      if (lane_id() / kVector == i) word_ = gathered;
     }
-    const BlockSum sum = block_exclusive_sum(__popc(word_), warp_totals_);
+    const BlockSum sum = block_exclusive_sum(__popc(word_), warp_totals);
     before_word_ = sum.before;
     nonzeros_ = sum.total;
   }
@@ -61,39 +53,39 @@ class ElementChunk {
   __device__ uint32_t word() const { return word_; }
   // Non-zeros of the whole block.
   __device__ uint32_t nonzeros() const { return nonzeros_; }
-  // Non-zeros before this warp's, and before the next warp's.
-  __device__ uint32_t warp_begin() const { return __shfl_sync(kFullWarp, before_word_, 0); }
-  __device__ uint32_t warp_end() const { return __shfl_sync(kFullWarp, before_word_, kWarpSize - 1); }
 
-  // Calls visit(rank in the block, offset in the chunk) for each non-zero, in the warp that owns it. A lane goes through
-  // the set bits of its word; where a word is nearly full, that takes longer than going through all elements, and full
-  // neighbours would write to the same banks.
-  template <typename Visit>
-  __device__ void for_each_nonzero(Visit visit) const {
-    constexpr int kMany = 24;
-    const int first = warp_id() * kPerWarp;
-    if (!__any_sync(kFullWarp, __popc(word_) > kMany)) {
-      uint32_t rank = before_word_;
-      for (uint32_t word = word_; word != 0; word &= word - 1) {
-        visit(rank++, first + lane_id() * static_cast<int>(kBitsPerWord) + __ffs(static_cast<int>(word)) - 1);
+  // Calls emit(rank in the block, element) for each of this thread's non-zeros.
+  template <typename Emit>
+  __device__ void for_each_nonzero(Emit emit) const {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int holder = i * kVector + lane_id() / kLanesPerWord;
+      const uint32_t word = __shfl_sync(kFullWarp, word_, holder);
+      uint32_t rank = __shfl_sync(kFullWarp, before_word_, holder) + __popc(word & ((1u << first_bit()) - 1u));
+      const uint32_t mine = word >> first_bit();
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) {
+        if ((mine >> k) & 1u) emit(rank++, data_[i].at[k]);
       }
-      return;
-    }
-    for (int w = 0; w < kWordsPerWarp; ++w) {
-      const uint32_t word = __shfl_sync(kFullWarp, word_, w), bit = 1u << lane_id();
-      const uint32_t rank = __shfl_sync(kFullWarp, before_word_, w) + __popc(word & (bit - 1u));
-      if (word & bit) visit(rank, first + w * static_cast<int>(kBitsPerWord) + lane_id());
     }
   }
 
  private:
-  BulkLoads loads_;
-  Bits* const staged_;
-  uint32_t* const warp_totals_;
-  bool whole_;
+  static constexpr int kLanesPerWord = static_cast<int>(kBitsPerWord) / kVector;
+
+  // The bit, in its word, of this lane's first element.
+  __device__ static int first_bit() { return lane_id() * kVector % static_cast<int>(kBitsPerWord); }
+
+  Vector<Bits> data_[kSteps];
   uint32_t word_;
   uint32_t before_word_;
   uint32_t nonzeros_;
 };
+
+constexpr int64_t elements_per_chunk(int64_t element_bytes) {
+  return element_bytes == 2   ? ElementChunk<uint16_t>::kPerBlock
+         : element_bytes == 4 ? ElementChunk<uint32_t>::kPerBlock
+                              : ElementChunk<uint64_t>::kPerBlock;
+}
 
 }  // namespace zen::cuda

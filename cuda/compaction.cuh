@@ -63,9 +63,10 @@ struct CompactionBlock {
   }
 
   // Returns how many units come before this chunk's `units`. Has a barrier.
+  template <int kRows = 4>
   __device__ int64_t place(uint32_t units) const {
     if (warp_id() == 0) {
-      const uint32_t before = look_back_one(states(), chunk, units);
+      const uint32_t before = look_back_one<kRows>(states(), chunk, units);
       if (lane_id() == 0) {
         *shared.before = before;
         if (chunk == chunks - 1) params.count[batch] = static_cast<int32_t>(before + units);

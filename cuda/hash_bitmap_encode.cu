@@ -15,38 +15,30 @@ struct EncodeParams {
   void* values;
 };
 
-// Words of the bitmap for each warp of a block. Look-backs take turns, so that larger chunks are faster.
-constexpr int words_per_warp(int64_t element_bytes) { return element_bytes == 8 ? 16 : 32; }
-template <typename Bits>
-using EncodeChunk = ElementChunk<Bits, words_per_warp(sizeof(Bits))>;
-
 template <typename Bits>
 __global__ void __launch_bounds__(kThreads, 2) encode_elements(const __grid_constant__ EncodeParams params) {
-  using Chunk = EncodeChunk<Bits>;
+  using Chunk = ElementChunk<Bits>;
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
   const CompactionShared shared(arena);
   uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
-  uint16_t* const offsets = arena.take<uint16_t>(Chunk::kPerBlock);
   Bits* const staged = arena.take<Bits>(Chunk::kPerBlock);
-  Chunk chunk(staged, arena.take<uint64_t>(1), warp_totals);
 
   const EncodeProblem& problem = params.problem;
   const CompactionBlock block(params.compaction, shared);
   const Bits* const shard = static_cast<const Bits*>(params.shard) + block.batch * problem.size;
-  chunk.load(shard, block.chunk * Chunk::kPerBlock, problem.size);
-  chunk.find_nonzeros();
-  block.announce(chunk.nonzeros());
+  const Chunk chunk(shard, block.chunk * Chunk::kPerBlock, problem.size, warp_totals);
   const int64_t word = (block.chunk * kWarps + warp_id()) * Chunk::kWordsPerWarp + lane_id();
   if (lane_id() < Chunk::kWordsPerWarp && word < problem.words) {
     params.words[block.batch * problem.words + word] = chunk.word();
   }
-  chunk.for_each_nonzero([&](uint32_t rank, int offset) { offsets[rank] = static_cast<uint16_t>(offset); });
+  block.announce(chunk.nonzeros());
+  chunk.for_each_nonzero([&](uint32_t rank, Bits element) { staged[rank] = element; });
 
-  const int64_t before = block.place(chunk.nonzeros());
+  const int64_t before = block.place<1>(chunk.nonzeros());
   const uint32_t fitting = block.fitting(before, chunk.nonzeros());
   Bits* const values = static_cast<Bits*>(params.values) + block.batch * problem.capacity + before;
-  for (uint32_t s = threadIdx.x; s < fitting; s += kThreads) values[s] = staged[offsets[s]];
+  for (uint32_t s = threadIdx.x; s < fitting; s += kThreads) values[s] = staged[s];
 }
 
 template <typename Bits>
@@ -91,7 +83,7 @@ int64_t encode_rows_per_chunk(int64_t width, int64_t element_bytes) {
 
 int64_t units_per_chunk(int64_t width, int64_t element_bytes) {
   if (width > 1) return encode_rows_per_chunk(width, element_bytes);
-  return words_per_warp(element_bytes) * int64_t{kThreads};
+  return elements_per_chunk(element_bytes);
 }
 
 template <typename Bits>
@@ -105,9 +97,7 @@ cudaError_t launch_encode(const EncodeParams& params, cudaStream_t stream) {
     arena.take<uint16_t>(params.rows_per_chunk);
     return launch(encode_rows<Bits>, blocks, arena.used(), stream, params);
   }
-  arena.take<uint16_t>(EncodeChunk<Bits>::kPerBlock);
-  arena.take<Bits>(EncodeChunk<Bits>::kPerBlock);
-  arena.take<uint64_t>(1);
+  arena.take<Bits>(ElementChunk<Bits>::kPerBlock);
   return launch(encode_elements<Bits>, blocks, arena.used(), stream, params);
 }
 

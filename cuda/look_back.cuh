@@ -109,10 +109,10 @@ __device__ uint32_t look_back(const LookBackGroup& group, const uint32_t* states
   return group.sum(sum);
 }
 
-// The same for a block with one counter; only the first warp may call it. Publishes this chunk's inclusive state. More
-// rows would take longer: the states of all chunks that look back lie in a few lines of the cache.
-__device__ inline uint32_t look_back_one(uint32_t* states, int64_t chunk, uint32_t count) {
-  constexpr int kRows = 4;
+// The same for a block with one counter; only the first warp may call it. Publishes this chunk's inclusive state. It reads
+// kRows rows of 32 states at once: few, because the states of all chunks that look back lie in a few lines of the cache.
+template <int kRows>
+__device__ uint32_t look_back_one(uint32_t* states, int64_t chunk, uint32_t count) {
   uint32_t sum = 0;
   bool done = chunk == 0;
   for (int32_t nearest = static_cast<int32_t>(chunk) - 1 - lane_id(); !done;) {

@@ -1,12 +1,12 @@
 #include <algorithm>
 
-#include "cuda/chunk.cuh"
 #include "cuda/common/divide.h"
 #include "cuda/common/hash.h"
 #include "cuda/partition.h"
 #include "cuda/partition_block.cuh"
 #include "cuda/partition_two_pass.h"
 #include "cuda/rows.cuh"
+#include "cuda/staged_chunk.cuh"
 #include "cuda/tile_rotations.cuh"
 
 namespace zen::cuda {
@@ -15,7 +15,7 @@ namespace {
 // Words of the bitmap for each warp of a block: as many as let three blocks share a multiprocessor.
 constexpr int words_per_warp(int64_t element_bytes) { return element_bytes == 8 ? 12 : 24; }
 template <typename Bits>
-using PartitionChunk = ElementChunk<Bits, words_per_warp(sizeof(Bits))>;
+using PartitionChunk = StagedChunk<Bits, words_per_warp(sizeof(Bits))>;
 
 // Room for each of a chunk's two lists, which precede its elements in shared memory: for short elements as much as any
 // chunk needs, else as much as is left for three blocks. The lists of a denser chunk extend over the first kCovered of its

@@ -191,11 +191,12 @@ class PartitionBlock {
     }
   }
 
-  // Looks back over 32 chunks at once, for many servers over 64: more chunks begin while they look back.
+  // Looks back for all servers at once, over 32 chunks if there are enough threads. No more than four lanes for each
+  // server: 8 servers' states of a chunk lie in one sector of the cache, which a warp then reads as a whole.
   __device__ void find_buckets() {
     constexpr int kPerLane = 8;
-    int log_lanes = n_ <= 32 ? 2 : 3;
-    while (log_lanes > 0 && n_ << log_lanes > 2 * kThreads) --log_lanes;
+    int log_lanes = 2;
+    while (log_lanes > 0 && n_ << log_lanes > kThreads) --log_lanes;
     const LookBackGroup group(1 << log_lanes);
     for (uint32_t first = warp_id() * kWarpSize >> log_lanes; first < n_; first += kThreads >> log_lanes) {
       const uint32_t server = first + (lane_id() >> log_lanes);

@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads, 3) fill_directory(const __grid_const
   if (warp_id() == 0) {
     uint32_t* const states = params.states + bitmap * params.chunks;
     if (lane_id() == 0) publish(states + chunk, partial_state(sum.total));
-    const uint32_t before_chunk = look_back_one(states, chunk, sum.total);
+    const uint32_t before_chunk = look_back_one<4>(states, chunk, sum.total);
     if (lane_id() == 0) *shared_before = before_chunk;
   }
   __syncthreads();

@@ -411,7 +411,7 @@ int main(int argc, char** argv) {
   for (const int64_t chunk : {0, 1, 7, 8, 9, 31, 32, 33, 64, 65, 200, 400}) {
     for (const int lanes : {1, 2, 4, 32}) zen::cuda::test_look_back(lanes, chunk, zen::cuda::look_back<8>);
     zen::cuda::test_look_back(32, chunk, [](const auto&, uint32_t* states, int64_t, int64_t chunk, bool) {
-      return zen::cuda::look_back_one(states, chunk, 0);
+      return zen::cuda::look_back_one<4>(states, chunk, 0);
     });
   }
   zen::cuda::test_sums_by_shape();
