@@ -1,6 +1,6 @@
-// Copies between global and shared memory that a block need not wait for while it has other work. On sm_90 the copy engine
-// makes them, so that they take no registers; elsewhere the threads make them. All addresses and sizes are multiples of
-// 16, and all threads of the block call every function.
+// Copies between global and shared memory that a block need not wait for while it has other work. On sm_90 the copy
+// engine makes them, so that they take no registers; elsewhere the threads make them. All addresses and sizes are
+// multiples of 16, and all threads of the block call every function.
 #pragma once
 
 #include <cstdint>

@@ -109,8 +109,8 @@ __device__ uint32_t look_back(const LookBackGroup& group, const uint32_t* states
   return group.sum(sum);
 }
 
-// The same for a block with one counter; only the first warp may call it. Publishes this chunk's inclusive state. It reads
-// kRows rows of 32 states at once: few, because the states of all chunks that look back lie in a few lines of the cache.
+// The same for a block with one counter; only the first warp may call it. Publishes this chunk's inclusive state. It
+// reads kRows rows of 32 states at once: few, as the states of all chunks that look back lie in a few lines of a cache.
 template <int kRows>
 __device__ uint32_t look_back_one(uint32_t* states, int64_t chunk, uint32_t count) {
   uint32_t sum = 0;

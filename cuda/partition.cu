@@ -12,18 +12,13 @@
 namespace zen::cuda {
 namespace {
 
-// Words of the bitmap for each warp of a block: as many as let three blocks share a multiprocessor.
-constexpr int words_per_warp(int64_t element_bytes) { return element_bytes == 8 ? 12 : 24; }
-template <typename Bits>
-using PartitionChunk = StagedChunk<Bits, words_per_warp(sizeof(Bits))>;
-
 // Room for each of a chunk's two lists, which precede its elements in shared memory: for short elements as much as any
-// chunk needs, else as much as is left for three blocks. The lists of a denser chunk extend over the first kCovered of its
-// elements, which are read again, from L2.
+// chunk needs, else as much as is left for three blocks. The lists of a denser chunk extend over the first kCovered of
+// its elements, which are read again, from L2.
 template <typename Bits>
-constexpr int kListRoom = PartitionChunk<Bits>::kPerBlock / 32 * (sizeof(Bits) == 2 ? 32 : 13);
+constexpr int kListRoom = StagedChunk<Bits>::kPerBlock / 32 * (sizeof(Bits) == 2 ? 32 : 13);
 template <typename Bits>
-constexpr int kCovered = 2 * (PartitionChunk<Bits>::kPerBlock - kListRoom<Bits>) * sizeof(uint16_t) / sizeof(Bits);
+constexpr int kCovered = 2 * (StagedChunk<Bits>::kPerBlock - kListRoom<Bits>) * sizeof(uint16_t) / sizeof(Bits);
 
 struct DenseParams : PartitionParams {
   SmallDivisor n;
@@ -72,7 +67,7 @@ template <typename Bits>
 __global__ void __launch_bounds__(kThreads, 3) partition_elements(const __grid_constant__ DenseParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  using Chunk = PartitionChunk<Bits>;
+  using Chunk = StagedChunk<Bits>;
   PartitionShared shared(arena, params.servers, kListRoom<Bits>);
   Bits* const staged = arena.take<Bits>(Chunk::kPerBlock);
   uint16_t* const table = arena.take<uint16_t>(params.table_room);
@@ -150,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, 2) partition_rows(const __grid_const
 
 int64_t units_per_chunk(int64_t width, int64_t element_bytes) {
   if (width > 1) return rows_per_chunk(width, element_bytes, 1);
-  return words_per_warp(element_bytes) * int64_t{kThreads};
+  return elements_per_staged_chunk(element_bytes);
 }
 
 template <typename Bits>
@@ -161,7 +156,7 @@ size_t one_pass_shared_bytes(const DenseParams& params) {
     arena.take<uint32_t>(bitmap_words(params.rows_per_chunk));
   } else {
     PartitionShared(arena, params.servers, kListRoom<Bits>);
-    arena.take<Bits>(PartitionChunk<Bits>::kPerBlock);
+    arena.take<Bits>(StagedChunk<Bits>::kPerBlock);
     arena.take<uint16_t>(params.table_room);
     arena.take<uint64_t>(1);
   }

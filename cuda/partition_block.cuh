@@ -102,7 +102,7 @@ class PartitionBlock {
     sort(begin, min(count, begin + per_warp), units);
   }
 
-  // The same where each warp sorts units begin .. end - 1, which follow those of the warp before it. Ends with a barrier.
+  // The same where each warp sorts units begin .. end - 1, which follow those of the warp before. Ends with a barrier.
   template <typename Units>
   __device__ void sort(uint32_t begin, uint32_t end, const Units& units) {
     count_servers(begin, end, units);

@@ -9,12 +9,12 @@
 
 namespace zen::cuda {
 
-// A warp owns kPerWarp consecutive elements, kWordsPerWarp words of the bitmap. Lane j ends up with word j and the number
-// of non-zeros in the block before that word.
-template <typename Bits, int kWords>
+// A warp owns kPerWarp consecutive elements, kWordsPerWarp words of the bitmap. Lane j ends up with word j and the
+// number of non-zeros in the block before that word.
+template <typename Bits>
 class StagedChunk {
  public:
-  static constexpr int kWordsPerWarp = kWords;
+  static constexpr int kWordsPerWarp = sizeof(Bits) == 8 ? 12 : 24;  // so that three blocks share a multiprocessor
   static constexpr int kPerWarp = kWordsPerWarp * static_cast<int>(kBitsPerWord);
   static constexpr int kPerBlock = kWarps * kPerWarp;
   static_assert(kWordsPerWarp <= kWarpSize, "a lane holds one word of the bitmap");
@@ -65,9 +65,9 @@ class StagedChunk {
   __device__ uint32_t warp_begin() const { return __shfl_sync(kFullWarp, before_word_, 0); }
   __device__ uint32_t warp_end() const { return __shfl_sync(kFullWarp, before_word_, kWarpSize - 1); }
 
-  // Calls visit(rank in the block, offset in the chunk) for each non-zero, in the warp that owns it. A lane goes through
-  // the set bits of its word; where a word is nearly full, that takes longer than going through all elements, and full
-  // neighbours would write to the same banks.
+  // Calls visit(rank in the block, offset in the chunk) for each non-zero, in the warp that owns it. A lane goes
+  // through the set bits of its word; where a word is nearly full, that takes longer than going through all elements,
+  // and full neighbours would write to the same banks.
   template <typename Visit>
   __device__ void for_each_nonzero(Visit visit) const {
     constexpr int kMany = 24;
@@ -95,5 +95,11 @@ class StagedChunk {
   uint32_t before_word_;
   uint32_t nonzeros_;
 };
+
+constexpr int64_t elements_per_staged_chunk(int64_t element_bytes) {
+  return element_bytes == 2   ? StagedChunk<uint16_t>::kPerBlock
+         : element_bytes == 4 ? StagedChunk<uint32_t>::kPerBlock
+                              : StagedChunk<uint64_t>::kPerBlock;
+}
 
 }  // namespace zen::cuda
