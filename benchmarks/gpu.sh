@@ -49,8 +49,8 @@ BUILD=build/gpu
 SITE=$PWD/build/gpu-site
 BUDGET=${BUDGET:-560}
 PARTS=(build test kernels dense many rows algorithm_1 feedback all_reduce report memcheck racecheck initcheck)
-declare -A LIMIT=([build]=200 [test]=90 [memcheck]=280 [racecheck]=280 [initcheck]=280 [kernels]=120 [dense]=90
-  [many]=90 [rows]=60 [algorithm_1]=90 [feedback]=100 [all_reduce]=100 [report]=20)
+declare -A LIMIT=([build]=200 [test]=280 [memcheck]=280 [racecheck]=280 [initcheck]=280 [kernels]=280 [dense]=240
+  [many]=280 [rows]=120 [algorithm_1]=200 [feedback]=200 [all_reduce]=200 [report]=40)
 export PYTHONPATH=$PWD:$SITE${PYTHONPATH:+:$PYTHONPATH}
 export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu} XLA_PYTHON_CLIENT_PREALLOCATE=false ZEN_JAX_REQUIRE_GPU=1
 export CUDACXX=${CUDACXX:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
