@@ -21,7 +21,7 @@ __device__ inline void copy_with_threads(void* to, const void* from, uint32_t by
 }
 #endif
 
-// Loads that arrive together; after waiting for them, more can follow.
+// Loads that arrive together. A block makes them once.
 class BulkLoads {
  public:
   // `arrived` is a word of shared memory. A barrier must follow before the other functions are called.
@@ -54,19 +54,19 @@ class BulkLoads {
 #endif
   }
 
-  __device__ void wait() {
+  // Returns once they have arrived for all threads.
+  __device__ void wait() const {
 #if __CUDA_ARCH__ >= 900
     uint32_t done = 0;
     while (!done) {
       asm volatile(
           "{ .reg .pred done;\n"
-          "  mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+          "  mbarrier.try_wait.parity.shared::cta.b64 done, [%1], 0;\n"
           "  selp.u32 %0, 1, 0, done; }"
           : "=r"(done)
-          : "r"(shared_address(arrived_)), "r"(parity_)
+          : "r"(shared_address(arrived_))
           : "memory");
     }
-    parity_ ^= 1;
 #else
     __syncthreads();
 #endif
@@ -74,11 +74,10 @@ class BulkLoads {
 
  private:
   uint64_t* arrived_;
-  uint32_t parity_ = 0;
 };
 
-// Between writing to shared memory and a bulk copy from or to there: a barrier that the copy engine, too, respects.
-__device__ inline void barrier_before_bulk_copy() {
+// Between writing to shared memory and storing it in bulk: a barrier that the copy engine, too, respects.
+__device__ inline void barrier_before_bulk_store() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif

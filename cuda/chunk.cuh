@@ -82,10 +82,4 @@ class ElementChunk {
   uint32_t nonzeros_;
 };
 
-constexpr int64_t elements_per_chunk(int64_t element_bytes) {
-  return element_bytes == 2   ? ElementChunk<uint16_t>::kPerBlock
-         : element_bytes == 4 ? ElementChunk<uint32_t>::kPerBlock
-                              : ElementChunk<uint64_t>::kPerBlock;
-}
-
 }  // namespace zen::cuda

@@ -43,11 +43,8 @@ struct CompactionBlock {
 
   // Takes the next chunk; has a barrier.
   __device__ CompactionBlock(const CompactionParams& params, const CompactionShared& shared)
-      : CompactionBlock(params, shared, take_ticket(params.ticket, shared.ticket)) {}
-
-  // The chunk of ticket `id`.
-  __device__ CompactionBlock(const CompactionParams& params, const CompactionShared& shared, uint32_t id)
       : params(params), shared(shared), chunks(params.chunks) {
+    const uint32_t id = take_ticket(params.ticket, shared.ticket);
     batch = id / static_cast<uint32_t>(chunks);
     chunk = id % static_cast<uint32_t>(chunks);
   }

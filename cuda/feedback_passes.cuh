@@ -37,7 +37,7 @@ struct ChunkArrays {
   }
 
   // Loads `count` elements from number `first` on. The others of the chunk become zero.
-  __device__ void load(const Params<Update>& params, int64_t first, int count, BulkLoads& loads) const {
+  __device__ void load(const Params<Update>& params, int64_t first, int count, const BulkLoads& loads) const {
     if (fits_bulk(params, first, count)) {
       const bool moves = velocity != nullptr;
       loads.expect(kPerBlock * (sizeof(Stored) + sizeof(Sum) * (moves ? 2 : 1)));
@@ -58,7 +58,7 @@ struct ChunkArrays {
 
   // Stores the results. Starts with a barrier.
   __device__ void store(const Params<Update>& params, int64_t first, int count) const {
-    barrier_before_bulk_copy();
+    barrier_before_bulk_store();
     if (fits_bulk(params, first, count)) {
       if (params.sent != nullptr) bulk_store(params.sent + first, sent, kPerBlock * sizeof(Stored));
       bulk_store(params.new_residual + first, total, kPerBlock * sizeof(Sum));
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads, 3) accumulate(const __grid_constant_
   const ChunkArrays<Update> arrays(arena, params.velocity != nullptr);
   const CompactionShared shared(arena);
   uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
-  BulkLoads loads(arena.take<uint64_t>(1));
+  const BulkLoads loads(arena.take<uint64_t>(1));
 
   const CompactionBlock block(params.logging, shared);
   const int64_t size = params.problem.size, of_item = block.chunk * Chunk::kPerBlock;

@@ -83,7 +83,7 @@ int64_t encode_rows_per_chunk(int64_t width, int64_t element_bytes) {
 
 int64_t units_per_chunk(int64_t width, int64_t element_bytes) {
   if (width > 1) return encode_rows_per_chunk(width, element_bytes);
-  return elements_per_chunk(element_bytes);
+  return elements_per_chunk<ElementChunk>(element_bytes);
 }
 
 template <typename Bits>

@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, 2) partition_rows(const __grid_const
 
 int64_t units_per_chunk(int64_t width, int64_t element_bytes) {
   if (width > 1) return rows_per_chunk(width, element_bytes, 1);
-  return elements_per_staged_chunk(element_bytes);
+  return elements_per_chunk<StagedChunk>(element_bytes);
 }
 
 template <typename Bits>

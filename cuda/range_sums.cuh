@@ -151,7 +151,7 @@ class RangeSums {
   // kSize. Those beyond the tensor, in the rows that the last range lacks, are zero.
   template <int kSize>
   __device__ Pack<Dtype, kSize> results(uint32_t first, Sum reciprocal) const {
-    const SumPack<kSize> sums = *sums_from<kSize>(first);
+    const FloatPack<Sum, kSize> sums = pack_at<kSize>(sums_ + first);
     Pack<Dtype, kSize> pack;
 #pragma unroll
     for (int k = 0; k < kSize; ++k) {
@@ -193,16 +193,6 @@ class RangeSums {
     uint32_t pack;  // of the row
     Pack<Dtype, kPackSize> values;
   };
-
-  template <int kSize>
-  struct alignas(kSize == 1 ? sizeof(Sum) : kVectorBytes) SumPack {
-    Sum at[kSize];
-  };
-
-  template <int kSize>
-  __device__ SumPack<kSize>* sums_from(uint32_t first) const {
-    return reinterpret_cast<SumPack<kSize>*>(sums_ + first);
-  }
 
   // Lists the parts of the workers that have any, in order; returns their number. Ends with a barrier.
   __device__ uint32_t find_entries(const Params& params, int64_t first_bucket, int32_t workers) {
@@ -295,11 +285,11 @@ class RangeSums {
   }
 
   __device__ void add(uint32_t slot, const Pack<Dtype, kPackSize>& values) {
-    auto* const to = sums_from<kPackSize>(slot * kPackSize);
-    SumPack<kPackSize> sums = *to;
+    auto& to = pack_at<kPackSize>(sums_ + slot * kPackSize);
+    FloatPack<Sum, kPackSize> sums = to;
 #pragma unroll
     for (int k = 0; k < kPackSize; ++k) sums.at[k] += Dtype::widen(values.at[k]);
-    *to = sums;
+    to = sums;
   }
 
   Sum* sums_;

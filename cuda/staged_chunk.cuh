@@ -57,8 +57,6 @@ class StagedChunk {
     nonzeros_ = sum.total;
   }
 
-  // Word lane_id() of the warp's bitmap; 0 in lanes from kWordsPerWarp on.
-  __device__ uint32_t word() const { return word_; }
   // Non-zeros of the whole block.
   __device__ uint32_t nonzeros() const { return nonzeros_; }
   // Non-zeros before this warp's, and before the next warp's.
@@ -87,19 +85,13 @@ class StagedChunk {
   }
 
  private:
-  BulkLoads loads_;
+  const BulkLoads loads_;
   Bits* const staged_;
   uint32_t* const warp_totals_;
   bool whole_;
-  uint32_t word_;
+  uint32_t word_;  // word lane_id() of the warp's bitmap; 0 in lanes from kWordsPerWarp on
   uint32_t before_word_;
   uint32_t nonzeros_;
 };
-
-constexpr int64_t elements_per_staged_chunk(int64_t element_bytes) {
-  return element_bytes == 2   ? StagedChunk<uint16_t>::kPerBlock
-         : element_bytes == 4 ? StagedChunk<uint32_t>::kPerBlock
-                              : StagedChunk<uint64_t>::kPerBlock;
-}
 
 }  // namespace zen::cuda

@@ -16,6 +16,14 @@ constexpr int kVectorBytes = 16;
 template <int kBytes>
 using BitsOfSize = std::conditional_t<kBytes == 2, uint16_t, std::conditional_t<kBytes == 4, uint32_t, uint64_t>>;
 
+// Elements of a block's chunk, by their size.
+template <template <typename> class Chunk>
+constexpr int64_t elements_per_chunk(int64_t element_bytes) {
+  return element_bytes == 2   ? Chunk<uint16_t>::kPerBlock
+         : element_bytes == 4 ? Chunk<uint32_t>::kPerBlock
+                              : Chunk<uint64_t>::kPerBlock;
+}
+
 ZEN_HOST_DEVICE bool is_aligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0;
 }
@@ -47,13 +55,13 @@ __device__ inline Vector<Bits> load_vector(const Bits* source, int64_t first, in
   return vector;
 }
 
-// Floats that are moved together, up to 16 bytes of them.
+// Floats that are moved together, up to 16 bytes at once.
 template <typename T, int kSize>
-struct alignas(kSize * sizeof(T)) FloatPack {
+struct alignas(kSize * sizeof(T) < kVectorBytes ? kSize * sizeof(T) : kVectorBytes) FloatPack {
   T at[kSize];
 };
 
-// The pack at an address that is a multiple of its size.
+// The pack at an address that is a multiple of its size, or of 16.
 template <int kSize, typename T>
 __device__ inline FloatPack<T, kSize>& pack_at(T* address) {
   return *reinterpret_cast<FloatPack<T, kSize>*>(address);
