@@ -70,11 +70,11 @@ def kernel_name(mangled: str) -> str:
         end = digits.end() + int(digits[0])
         names.append(rest[digits.end() : end])
         rest = rest[end:]
-    argument = re.match(r"I(?:(?P<bits>[tjm])|\w*?\d(?P<dtype>[A-Z][a-z]+\d+)E?(?:Li(?P<size>\d+)E)?)E", rest)
+    argument = re.match(r"I(?:(?P<bits>[tjm])(?:NS0_\d+(?P<states>[A-Za-z]+?)E)?|\w*?\d(?P<dtype>[A-Z][a-z]+\d+)E?(?:Li(?P<size>\d+)E)?)E", rest)
     if argument is None:
         return names[-1]
     types = {"t": "uint16", "j": "uint32", "m": "uint64"}
-    given = [argument["dtype"] or types[argument["bits"]], argument["size"]]
+    given = [argument["dtype"] or types[argument["bits"]], argument["states"], argument["size"]]
     return f"{names[-1]}<{', '.join(filter(None, given))}>"
 
 

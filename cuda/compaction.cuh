@@ -12,16 +12,18 @@ struct CompactionParams {
   int64_t capacity;  // units that an item's output has room for
   int32_t* count;    // [batch], its true number of units
   uint32_t* ticket;
-  uint32_t* states;  // [batch, chunks]
+  uint32_t* states;  // of ChunkGroups, for each item
 };
 
-inline int64_t compaction_bytes(int64_t batch, int64_t chunks) { return kTicketBytes + batch * chunks * kStateBytes; }
+inline int64_t compaction_bytes(int64_t batch, int64_t chunks) {
+  return kTicketBytes + batch * ChunkGroups::words(chunks, 1) * int64_t{sizeof(uint32_t)};
+}
 
 // Describes the compaction that keeps its ticket and states in `d_scratch`, and enqueues their zeroing.
 inline cudaError_t begin_compaction(int64_t batch, int64_t chunks, int64_t capacity, int32_t* d_count, void* d_scratch,
                                     cudaStream_t stream, CompactionParams* params) {
   auto* const ticket = static_cast<uint32_t*>(d_scratch);
-  *params = {chunks, capacity, d_count, ticket, ticket + kTicketBytes / kStateBytes};
+  *params = {chunks, capacity, d_count, ticket, ticket + kTicketBytes / sizeof(uint32_t)};
   return cudaMemsetAsync(d_scratch, 0, compaction_bytes(batch, chunks), stream);
 }
 
@@ -37,34 +39,34 @@ struct CompactionShared {
 struct CompactionBlock {
   const CompactionParams& params;
   const CompactionShared& shared;
-  int64_t batch;
-  int64_t chunk;
-  int64_t chunks;  // of this batch item
+  uint32_t batch;
+  uint32_t chunk;
+  uint32_t chunks;  // of this batch item
 
   // Takes the next chunk; has a barrier.
   __device__ CompactionBlock(const CompactionParams& params, const CompactionShared& shared)
-      : params(params), shared(shared), chunks(params.chunks) {
+      : params(params), shared(shared), chunks(static_cast<uint32_t>(params.chunks)) {
     const uint32_t id = take_ticket(params.ticket, shared.ticket);
-    batch = id / static_cast<uint32_t>(chunks);
-    chunk = id % static_cast<uint32_t>(chunks);
+    batch = id / chunks;
+    chunk = id % chunks;
   }
 
   // A chunk that was taken in another way, after those before it, of an item with at most params.chunks chunks.
-  __device__ CompactionBlock(const CompactionParams& params, const CompactionShared& shared, int64_t batch,
-                             int64_t chunk, int64_t chunks)
+  __device__ CompactionBlock(const CompactionParams& params, const CompactionShared& shared, uint32_t batch,
+                             uint32_t chunk, uint32_t chunks)
       : params(params), shared(shared), batch(batch), chunk(chunk), chunks(chunks) {}
 
   // Call as soon as the number of units is known, so that the chunks after this one need not wait.
   __device__ void announce(uint32_t units) const {
-    if (threadIdx.x == 0) publish(states() + chunk, partial_state(units));
+    if (threadIdx.x == 0) states().publish_count(chunk, 0, units);
   }
 
   // Returns how many units come before this chunk's `units`. Has a barrier.
-  template <int kRows = 4>
   __device__ int64_t place(uint32_t units) const {
     if (warp_id() == 0) {
-      const uint32_t before = look_back_one<kRows>(states(), chunk, units);
+      const uint32_t before = states().look_back<1>(LaneGroup(kWarpSize), 0, chunk, true);
       if (lane_id() == 0) {
+        states().publish_end(chunk, 0, before + units);
         *shared.before = before;
         if (chunk == chunks - 1) params.count[batch] = static_cast<int32_t>(before + units);
       }
@@ -80,7 +82,10 @@ struct CompactionBlock {
   }
 
  private:
-  __device__ uint32_t* states() const { return params.states + batch * params.chunks; }
+  __device__ ChunkGroups states() const {
+    const auto most = static_cast<uint32_t>(params.chunks);
+    return ChunkGroups(params.states + batch * ChunkGroups::words(most, 1), most, 1);
+  }
 };
 
 }  // namespace zen::cuda

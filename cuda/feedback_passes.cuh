@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, 3) accumulate(const __grid_constant_
   const BulkLoads loads(arena.take<uint64_t>(1));
 
   const CompactionBlock block(params.logging, shared);
-  const int64_t size = params.problem.size, of_item = block.chunk * Chunk::kPerBlock;
+  const int64_t size = params.problem.size, of_item = int64_t{block.chunk} * Chunk::kPerBlock;
   const int64_t first = block.batch * size + of_item;
   const int count = static_cast<int>(min(size - of_item, int64_t{Chunk::kPerBlock}));
   const State<Bits>& state = params.states[block.batch];

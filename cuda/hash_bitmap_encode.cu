@@ -27,15 +27,15 @@ __global__ void __launch_bounds__(kThreads, 2) encode_elements(const __grid_cons
   const EncodeProblem& problem = params.problem;
   const CompactionBlock block(params.compaction, shared);
   const Bits* const shard = static_cast<const Bits*>(params.shard) + block.batch * problem.size;
-  const Chunk chunk(shard, block.chunk * Chunk::kPerBlock, problem.size, warp_totals);
-  const int64_t word = (block.chunk * kWarps + warp_id()) * Chunk::kWordsPerWarp + lane_id();
+  const Chunk chunk(shard, int64_t{block.chunk} * Chunk::kPerBlock, problem.size, warp_totals);
+  const int64_t word = (int64_t{block.chunk} * kWarps + warp_id()) * Chunk::kWordsPerWarp + lane_id();
   if (lane_id() < Chunk::kWordsPerWarp && word < problem.words) {
     params.words[block.batch * problem.words + word] = chunk.word();
   }
   block.announce(chunk.nonzeros());
   chunk.for_each_nonzero([&](uint32_t rank, Bits element) { staged[rank] = element; });
 
-  const int64_t before = block.place<1>(chunk.nonzeros());
+  const int64_t before = block.place(chunk.nonzeros());
   const uint32_t fitting = block.fitting(before, chunk.nonzeros());
   Bits* const values = static_cast<Bits*>(params.values) + block.batch * problem.capacity + before;
   for (uint32_t s = threadIdx.x; s < fitting; s += kThreads) values[s] = staged[s];
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads, 2) encode_rows(const __grid_constant
   const EncodeProblem& problem = params.problem;
   if (threadIdx.x < word_count) words[threadIdx.x] = 0;
   const CompactionBlock block(params.compaction, shared);
-  const int64_t first = block.chunk * params.rows_per_chunk;
+  const int64_t first = int64_t{block.chunk} * params.rows_per_chunk;
   const int64_t left = problem.size - first;
   const Bits* const rows =
       static_cast<const Bits*>(params.shard) + (block.batch * problem.size + first) * problem.width;

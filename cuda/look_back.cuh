@@ -1,41 +1,32 @@
 // Decoupled look-back: a prefix sum over the chunks of a tensor, in one pass, while the blocks that hold them run.
 //
-// Chunks are numbered by an atomic ticket, so a chunk's predecessors are running or done, and waiting for them ends.
-// A chunk first publishes its own count (partial) and later the count of itself and all before it (inclusive). The
-// state is one 32-bit word, so value and status are never seen apart and no fence is needed:
-//   0              nothing yet (what the launch's memset leaves)
-//   1 + count      partial
-//   2^31 | count   inclusive; counts are below 2^31
+// Chunks are numbered by an atomic ticket, so a chunk's predecessors are running or done, and waiting for them ends. A
+// chunk first publishes its own count, and later its end: the count of itself and all before it. There are two ways to
+// find what comes before a chunk, for one or more counters at once.
+//
+// Every state is one 32-bit word, so value and status are never seen apart and no fence is needed. 0 is what the
+// launch's memset leaves.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/block_scan.cuh"
-#include "cuda/common/hash.h"
+#include "cuda/common/bits.h"
 
 namespace zen::cuda {
 
-constexpr uint32_t kInclusive = 0x80000000u;
-
-// Between two looks at a state that is missing: short compared with the load that follows.
-constexpr unsigned kBackOffNs = 32;
+// Between two looks at a state that is missing. Many blocks look at the same ones, so only at these they look again.
+constexpr unsigned kBackOffNs = 100;
 
 // At the start of a launch's scratch: the ticket has a cache line of its own, the states follow.
 constexpr int64_t kTicketBytes = 128;
-constexpr int64_t kStateBytes = sizeof(uint32_t);
-
-ZEN_HOST_DEVICE uint32_t partial_state(uint32_t count) { return count + 1; }
-ZEN_HOST_DEVICE uint32_t inclusive_state(uint32_t count) { return kInclusive | count; }
-ZEN_HOST_DEVICE bool is_published(uint32_t state) { return state != 0; }
-ZEN_HOST_DEVICE bool is_inclusive(uint32_t state) { return (state & kInclusive) != 0; }
-ZEN_HOST_DEVICE uint32_t state_count(uint32_t state) { return is_inclusive(state) ? state ^ kInclusive : state - 1; }
-
-__device__ inline void publish(uint32_t* state, uint32_t word) {
-  __nv_atomic_store_n(state, word, __NV_ATOMIC_RELAXED, __NV_THREAD_SCOPE_DEVICE);
-}
 
 __device__ inline uint32_t observe(const uint32_t* state) {
   return __nv_atomic_load_n(const_cast<uint32_t*>(state), __NV_ATOMIC_RELAXED, __NV_THREAD_SCOPE_DEVICE);
+}
+
+__device__ inline void publish(uint32_t* state, uint32_t word) {
+  __nv_atomic_store_n(state, word, __NV_ATOMIC_RELAXED, __NV_THREAD_SCOPE_DEVICE);
 }
 
 // The chunk that this block processes. `slot` is a word of shared memory; ends with a barrier.
@@ -45,14 +36,13 @@ __device__ inline uint32_t take_ticket(uint32_t* ticket, uint32_t* slot) {
   return *slot;
 }
 
-// The lanes of a warp that look back together for one counter: a power of two, so that a warp can look back for several
-// counters at once.
-struct LookBackGroup {
+// The lanes of a warp that work together: a power of two, so that a warp holds several such groups.
+struct LaneGroup {
   int lanes;
   int lane;
   uint32_t shift;  // of the group's first lane in the warp
 
-  __device__ explicit LookBackGroup(int lanes)
+  __device__ explicit LaneGroup(int lanes)
       : lanes(lanes), lane(lane_id() & (lanes - 1)), shift(lane_id() - lane) {}
 
   __device__ uint32_t ballot(bool predicate) const {
@@ -65,79 +55,189 @@ struct LookBackGroup {
   }
 };
 
-// Count of the chunks before `chunk`, for the counter whose states lie at states[chunk * stride]. A whole warp calls
-// this, each group for its own counter; groups with wanted == false only join in warp-wide operations. Lane i of a
-// group reads the i-th kPerLane predecessors, all of them before it examines any.
-template <int kPerLane>
-__device__ uint32_t look_back(const LookBackGroup& group, const uint32_t* states, int64_t stride, int64_t chunk,
-                              bool wanted) {
-  uint32_t sum = 0;
-  bool done = !wanted;
-  int64_t nearest = chunk - 1 - group.lane * kPerLane;
-  while (__any_sync(kFullWarp, !done)) {
-    uint32_t seen[kPerLane];
-    const uint32_t* next = states + nearest * stride;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i, next -= stride) {
-      seen[i] = inclusive_state(0);  // what would precede the first chunk
-      if (!done && nearest >= i) seen[i] = observe(next);
-    }
-    // Skips the partial states up to the first that is inclusive or missing, or the last.
-    uint32_t state = seen[0], count = 0;
-#pragma unroll
-    for (int i = 1; i < kPerLane; ++i) {
-      if (!is_published(state) || is_inclusive(state)) continue;
-      count += state_count(state);
-      state = seen[i];
-    }
-    const uint32_t inclusive = group.ballot(is_inclusive(state));
-    const uint32_t missing = group.ballot(!is_published(state));
-    // Bits of the lanes that count: up to the nearest one with an inclusive state, or all of the group.
-    const uint32_t needed = inclusive ? inclusive ^ (inclusive - 1u) : kFullWarp;
-    if (done) continue;
-    if (missing & needed) {
-      __nanosleep(kBackOffNs);
-      continue;
-    }
-    if ((needed >> group.lane) & 1u) sum += count + state_count(state);
-    if (inclusive) {
-      done = true;
-    } else {
-      nearest -= group.lanes * kPerLane;
-    }
-  }
-  return group.sum(sum);
-}
+// The lanes that count: up to the first that has reached an end, or all of them.
+__device__ inline uint32_t lanes_that_count(uint32_t ending) { return ending ? ending ^ (ending - 1u) : kFullWarp; }
 
-// The same for a block with one counter; only the first warp may call it. Publishes this chunk's inclusive state. It
-// reads kRows rows of 32 states at once: few, as the states of all chunks that look back lie in a few lines of a cache.
-template <int kRows>
-__device__ uint32_t look_back_one(uint32_t* states, int64_t chunk, uint32_t count) {
-  uint32_t sum = 0;
-  bool done = chunk == 0;
-  for (int32_t nearest = static_cast<int32_t>(chunk) - 1 - lane_id(); !done;) {
-    uint32_t seen[kRows];
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const int32_t at = nearest - i * kWarpSize;
-      seen[i] = at < 0 ? inclusive_state(0) : observe(states + at);  // nothing comes before the first chunk
-    }
-    bool missing = false;
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const uint32_t inclusive = __ballot_sync(kFullWarp, is_inclusive(seen[i]));
-      const uint32_t needed = inclusive ? inclusive ^ (inclusive - 1u) : kFullWarp;
-      missing |= (__ballot_sync(kFullWarp, !is_published(seen[i])) & needed) != 0;
-      if (done || missing) continue;
-      if ((needed >> lane_id()) & 1u) sum += state_count(seen[i]);
-      done = inclusive != 0;
-      nearest -= kWarpSize;
-    }
-    if (!done && missing) __nanosleep(kBackOffNs);
+// The states of one tensor's chunks. A chunk reads the states of those just before it, back to one whose end is known:
+// few blocks look at a state, but a chain of chunks may wait one for another. A state is, once published,
+//   1 + count     until the end is known
+//   2^31 | end    from then on; ends are below 2^31
+class ChunkChain {
+ public:
+  // At most 2^kLogLanes lanes look back for each of many counters, and each reads kPerLane states at once. Of 8 counters
+  // the states of a chunk lie in one sector of the cache, which a warp then reads as a whole.
+  static constexpr int kLogLanes = 2;
+  static constexpr int kPerLane = 8;
+
+  static ZEN_HOST_DEVICE int64_t words(int64_t chunks, int64_t counters) { return chunks * counters; }
+
+  // `states` are the tensor's words(chunks, counters).
+  __device__ ChunkChain(uint32_t* states, uint32_t, uint32_t counters) : states_(states), counters_(counters) {}
+
+  __device__ void publish_count(uint32_t chunk, uint32_t counter, uint32_t count) const {
+    publish(state(chunk, counter), 1 + count);
   }
-  const uint32_t before = __reduce_add_sync(kFullWarp, sum);
-  if (lane_id() == 0) publish(states + chunk, inclusive_state(before + count));
-  return before;
-}
+  __device__ void publish_end(uint32_t chunk, uint32_t counter, uint32_t end) const {
+    publish(state(chunk, counter), kEnd | end);
+  }
+
+  // Count of the chunks before `chunk`. A whole warp calls this, each group of lanes for its own counter; those with
+  // wanted == false only join in warp-wide operations. Lane i of a group reads the i-th kReads predecessors, all of
+  // them before it examines any.
+  template <int kReads = kPerLane>
+  __device__ uint32_t look_back(const LaneGroup& lanes, uint32_t counter, uint32_t chunk, bool wanted) const {
+    uint32_t sum = 0;
+    bool done = !wanted;
+    int32_t nearest = static_cast<int32_t>(chunk) - 1 - lanes.lane * kReads;
+    while (__any_sync(kFullWarp, !done)) {
+      uint32_t seen[kReads];
+      const uint32_t* next = states_ + int64_t{nearest} * counters_ + counter;
+#pragma unroll
+      for (int i = 0; i < kReads; ++i, next -= counters_) {
+        seen[i] = kEnd;  // what would precede the first chunk
+        if (!done && nearest >= i) seen[i] = observe(next);
+      }
+      // Skips counts up to the first state that is an end or missing, or the last.
+      uint32_t state = seen[0], count = 0;
+#pragma unroll
+      for (int i = 1; i < kReads; ++i) {
+        if (state == 0 || is_end(state)) continue;
+        count += counted(state);
+        state = seen[i];
+      }
+      const uint32_t ending = lanes.ballot(is_end(state)), missing = lanes.ballot(state == 0);
+      const uint32_t needed = lanes_that_count(ending);
+      if (done) continue;
+      if (missing & needed) {
+        __nanosleep(kBackOffNs);
+        continue;
+      }
+      if ((needed >> lanes.lane) & 1u) sum += count + counted(state);
+      done = ending != 0;
+      nearest -= lanes.lanes * kReads;
+    }
+    return lanes.sum(sum);
+  }
+
+ private:
+  static constexpr uint32_t kEnd = 1u << 31;
+  __device__ static bool is_end(uint32_t state) { return (state & kEnd) != 0; }
+  __device__ static uint32_t counted(uint32_t state) { return is_end(state) ? state ^ kEnd : state - 1; }
+
+  __device__ uint32_t* state(uint32_t chunk, uint32_t counter) const {
+    return states_ + int64_t{chunk} * counters_ + counter;
+  }
+
+  uint32_t* const states_;  // [chunks, counters]
+  const uint32_t counters_;
+};
+
+// The same, where each chunk also adds its count to the sum of its group of consecutive chunks. A chunk reads the counts
+// of those before it in its group, and the sums of the groups before that, back to one whose end is known: so many at
+// once that one of them began before all chunks that now run, so that no chunk waits for what another one learns. But
+// all blocks look at the last groups' states, which are far apart only if there are many counters. The states are
+//   a chunk's count    1 + count
+//   a group's sum      2^26 * chunks + the sum of their counts
+//   a group's end      2^31 | end; ends are below 2^31
+class ChunkGroups {
+ public:
+  static constexpr int kGroupChunks = 32;
+  static constexpr int kLogLanes = 3;
+  static constexpr int kPerLane = 4;
+
+  static ZEN_HOST_DEVICE int64_t words(int64_t chunks, int64_t counters) {
+    return (chunks + 2 * ceil_div(chunks, kGroupChunks)) * counters;
+  }
+
+  // `states` are the tensor's words(chunks, counters).
+  __device__ ChunkGroups(uint32_t* states, uint32_t chunks, uint32_t counters)
+      : counts_(states), groups_(states + chunks * counters), counters_(counters) {}
+
+  // `count` is at most 2^20.
+  __device__ void publish_count(uint32_t chunk, uint32_t counter, uint32_t count) const {
+    publish(counts_ + chunk * counters_ + counter, 1 + count);
+    atomicAdd(group_sum(chunk / kGroupChunks, counter), kOneChunk + count);
+  }
+
+  __device__ void publish_end(uint32_t chunk, uint32_t counter, uint32_t end) const {
+    if (chunk % kGroupChunks != kGroupChunks - 1) return;
+    publish(group_sum(chunk / kGroupChunks, counter) + 1, kEnd | end);
+  }
+
+  // As in ChunkChain. Lane i of a group reads the i-th kReads chunks of its chunk's group and the i-th half as many
+  // groups before that, all of them before it examines any.
+  template <int kReads = kPerLane>
+  __device__ uint32_t look_back(const LaneGroup& lanes, uint32_t counter, uint32_t chunk, bool wanted) const {
+    const int before = wanted ? static_cast<int>(chunk % kGroupChunks) : 0;
+    const uint32_t* const counts = counts_ + (chunk - before) * counters_ + counter;
+    uint32_t seen[kReads];
+    int first = lanes.lane * kReads;
+    const auto load_counts = [&] {
+#pragma unroll
+      for (int i = 0; i < kReads; ++i) seen[i] = first + i < before ? observe(counts + (first + i) * counters_) : 1;
+    };
+    load_counts();
+    uint32_t sum = count_before_group<(kReads + 1) / 2>(lanes, counter, chunk / kGroupChunks, wanted);
+    for (; first < before; load_counts()) {
+#pragma unroll
+      for (int i = 0; i < kReads; ++i) {
+        for (; seen[i] == 0; seen[i] = observe(counts + (first + i) * counters_)) __nanosleep(kBackOffNs);
+        sum += seen[i] - 1;
+      }
+      first += lanes.lanes * kReads;
+    }
+    return lanes.sum(sum);
+  }
+
+ private:
+  static constexpr uint32_t kOneChunk = 1u << 26;
+  static constexpr uint32_t kWholeGroup = kGroupChunks * kOneChunk;
+  static constexpr uint32_t kEnd = 1u << 31;
+
+  // This lane's part of it.
+  template <int kReads>
+  __device__ uint32_t count_before_group(const LaneGroup& lanes, uint32_t counter, uint32_t group, bool wanted) const {
+    uint32_t sum = 0;
+    bool done = !wanted;
+    int32_t nearest = static_cast<int32_t>(group) - 1 - lanes.lane * kReads;
+    while (__any_sync(kFullWarp, !done)) {
+      uint32_t sums[kReads], ends[kReads];
+      const auto load = [&](int i) {
+        const uint32_t* const sum = group_sum(nearest - i, counter);
+        sums[i] = observe(sum);
+        ends[i] = observe(sum + 1);
+      };
+#pragma unroll
+      for (int i = 0; i < kReads; ++i) {
+        ends[i] = kEnd;  // nothing precedes the first group
+        if (!done && nearest >= i) load(i);
+      }
+      uint32_t counted = 0;
+      bool ended = false;  // adds groups up to the first whose end is known
+#pragma unroll
+      for (int i = 0; i < kReads; ++i) {
+        if (ended) continue;
+        for (; ends[i] == 0 && sums[i] < kWholeGroup; load(i)) __nanosleep(kBackOffNs);
+        ended = ends[i] != 0;
+        counted += ended ? ends[i] - kEnd : sums[i] - kWholeGroup;
+      }
+      const uint32_t ending = lanes.ballot(ended);
+      if (done) continue;
+      if ((lanes_that_count(ending) >> lanes.lane) & 1u) sum += counted;
+      done = ending != 0;
+      nearest -= lanes.lanes * kReads;
+    }
+    return sum;
+  }
+
+  // A group's sum; its end follows.
+  __device__ uint32_t* group_sum(uint32_t group, uint32_t counter) const {
+    return groups_ + 2 * (group * counters_ + counter);
+  }
+
+  uint32_t* const counts_;  // [chunks, counters]
+  uint32_t* const groups_;  // [groups, counters, 2]
+  const uint32_t counters_;
+};
 
 }  // namespace zen::cuda

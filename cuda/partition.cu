@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "cuda/common/divide.h"
 #include "cuda/common/hash.h"
@@ -63,8 +64,15 @@ class ChunkUnits {
   const Rotations rotations_;
 };
 
-template <typename Bits>
-__global__ void __launch_bounds__(kThreads, 3) partition_elements(const __grid_constant__ DenseParams params) {
+// Of so many servers the states of a chunk lie close together.
+constexpr int64_t kMostServersInChain = 32;
+
+template <typename States>
+constexpr int kBlocks = std::is_same_v<States, ChunkChain> ? 3 : 2;  // for each multiprocessor
+
+template <typename Bits, typename States>
+__global__ void __launch_bounds__(kThreads, kBlocks<States>)
+    partition_elements(const __grid_constant__ DenseParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
   using Chunk = StagedChunk<Bits>;
@@ -73,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, 3) partition_elements(const __grid_c
   uint16_t* const table = arena.take<uint16_t>(params.table_room);
   Chunk chunk(staged, arena.take<uint64_t>(1), shared.warp_totals);
 
-  PartitionBlock block(params, shared, Chunk::kPerBlock);
+  PartitionBlock<States> block(params, shared, Chunk::kPerBlock);
   const Bits* const x = static_cast<const Bits*>(params.x) + block.batch() * params.problem.units;
   chunk.load(x, block.first_unit(), params.problem.units);
   const ChunkStart start(block.first_unit(), params.n.divisor);
@@ -116,7 +124,7 @@ __global__ void __launch_bounds__(kThreads, 2) partition_rows(const __grid_const
 
   const int word_count = static_cast<int>(bitmap_words(params.rows_per_chunk));
   if (threadIdx.x < word_count) words[threadIdx.x] = 0;
-  PartitionBlock block(params, shared, params.rows_per_chunk);
+  PartitionBlock<ChunkChain> block(params, shared, params.rows_per_chunk);
   const int64_t width = params.problem.width;
   const int64_t left = params.problem.units - block.first_unit();
   const Bits* const rows =
@@ -163,14 +171,20 @@ size_t one_pass_shared_bytes(const DenseParams& params) {
   return arena.used();
 }
 
+bool is_chained(int64_t n, int64_t width) { return width > 1 || n <= kMostServersInChain; }
+
+template <typename States, typename Kernel>
+cudaError_t launch_with(Kernel kernel, const DenseParams& params, size_t shared_bytes, cudaStream_t stream) {
+  ZEN_RETURN_IF_ERROR(zero_states<States>(params, stream));
+  return launch(kernel, params.problem.batch * params.chunks, shared_bytes, stream, params);
+}
+
 template <typename Bits>
 cudaError_t launch_one_pass(const DenseParams& params, size_t shared_bytes, cudaStream_t stream) {
-  const PartitionProblem& problem = params.problem;
-  const int64_t blocks = problem.batch * params.chunks;
-  const size_t state_bytes = blocks * problem.n * kStateBytes;
-  ZEN_RETURN_IF_ERROR(cudaMemsetAsync(params.ticket, 0, kTicketBytes + state_bytes, stream));
-  return launch(problem.width > 1 ? partition_rows<Bits> : partition_elements<Bits>, blocks, shared_bytes, stream,
-                params);
+  if (params.problem.width > 1) return launch_with<ChunkChain>(partition_rows<Bits>, params, shared_bytes, stream);
+  return is_chained(params.problem.n, 1)
+             ? launch_with<ChunkChain>(partition_elements<Bits, ChunkChain>, params, shared_bytes, stream)
+             : launch_with<ChunkGroups>(partition_elements<Bits, ChunkGroups>, params, shared_bytes, stream);
 }
 
 }  // namespace
@@ -180,7 +194,9 @@ int64_t partition_scratch_bytes(int64_t units, int64_t width, int64_t element_by
   const int64_t two_pass = two_pass_scratch_bytes(units, n);
   if (n > kMaxOnePassServers) return two_pass;
   // Enough for either, because only the device knows which one runs.
-  return std::max(two_pass, kTicketBytes + ceil_div(units, units_per_chunk(width, element_bytes)) * n * kStateBytes);
+  const int64_t chunks = ceil_div(units, units_per_chunk(width, element_bytes));
+  return std::max(two_pass,
+                  is_chained(n, width) ? state_bytes<ChunkChain>(1, chunks, n) : state_bytes<ChunkGroups>(1, chunks, n));
 }
 
 cudaError_t partition(const PartitionProblem& problem, Element element, uint32_t seed, const void* d_x,

@@ -21,7 +21,7 @@ struct PartitionParams {
   void* values;
   int32_t* counts;
   uint32_t* ticket;
-  uint32_t* states;  // [batch, chunks, servers]
+  uint32_t* states;  // for each item, of ChunkChain or ChunkGroups
 };
 
 // The parameters of a launch that serves all servers.
@@ -41,8 +41,20 @@ inline PartitionParams partition_params(const PartitionProblem& problem, int64_t
   params.values = d_values;
   params.counts = d_counts;
   params.ticket = ticket;
-  params.states = ticket + kTicketBytes / kStateBytes;
+  params.states = ticket + kTicketBytes / sizeof(uint32_t);
   return params;
+}
+
+// Of the ticket and the states.
+template <typename States>
+int64_t state_bytes(int64_t batch, int64_t chunks, int64_t servers) {
+  return kTicketBytes + batch * States::words(chunks, servers) * int64_t{sizeof(uint32_t)};
+}
+
+template <typename States>
+cudaError_t zero_states(const PartitionParams& params, cudaStream_t stream) {
+  return cudaMemsetAsync(params.ticket, 0, state_bytes<States>(params.problem.batch, params.chunks, params.servers),
+                         stream);
 }
 
 // A block's shared memory, for `n` servers. Lists of units hold 16-bit offsets; `order` lists ranks in `offsets`, by
@@ -76,6 +88,7 @@ struct PartitionShared {
 };
 
 // Units are listed in shared.offsets; units.server(j) is the j-th unit's server, counted from this launch's first.
+template <typename States>
 class PartitionBlock {
  public:
   // Takes the next chunk; has a barrier, after which the histogram may be used.
@@ -87,7 +100,6 @@ class PartitionBlock {
     batch_ = id / chunks;
     chunk_ = id % chunks;
     first_unit_ = chunk_ * units_per_chunk;
-    states_ = params.states + batch_ * params.chunks * n_;
   }
 
   __device__ int64_t batch() const { return batch_; }
@@ -121,6 +133,10 @@ class PartitionBlock {
   }
 
  private:
+  __device__ States states() const {
+    const auto chunks = static_cast<uint32_t>(params_.chunks);
+    return States(params_.states + batch_ * States::words(chunks, n_), chunks, n_);
+  }
   __device__ uint32_t words_per_row() const { return PartitionShared::histogram_stride(n_) / 2; }
   __device__ int64_t bucket(uint32_t server) const {
     return batch_ * params_.problem.n + params_.first_server + server;
@@ -148,9 +164,8 @@ class PartitionBlock {
       for (int w = 0; w < kWarps; ++w) packed += column[w * row];
     }
     const uint32_t low = packed & 0xffffu, high = packed >> 16;
-    uint32_t* const states = states_ + static_cast<int64_t>(chunk_) * n_;
-    if (2 * pair < n_) publish(states + 2 * pair, partial_state(low));
-    if (2 * pair + 1 < n_) publish(states + 2 * pair + 1, partial_state(high));
+    if (2 * pair < n_) states().publish_count(chunk_, 2 * pair, low);
+    if (2 * pair + 1 < n_) states().publish_count(chunk_, 2 * pair + 1, high);
 
     const bool one_warp = row <= kWarpSize;
     if (one_warp && warp_id() > 0) return;
@@ -191,21 +206,19 @@ class PartitionBlock {
     }
   }
 
-  // Looks back for all servers at once, over 32 chunks if there are enough threads. No more than four lanes for each
-  // server: 8 servers' states of a chunk lie in one sector of the cache, which a warp then reads as a whole.
+  // Looks back for all servers at once.
   __device__ void find_buckets() {
-    constexpr int kPerLane = 8;
-    int log_lanes = 2;
+    int log_lanes = States::kLogLanes;
     while (log_lanes > 0 && n_ << log_lanes > kThreads) --log_lanes;
-    const LookBackGroup group(1 << log_lanes);
+    const LaneGroup group(1 << log_lanes);
     for (uint32_t first = warp_id() * kWarpSize >> log_lanes; first < n_; first += kThreads >> log_lanes) {
       const uint32_t server = first + (lane_id() >> log_lanes);
       const bool wanted = server < n_;
-      const uint32_t before = look_back<kPerLane>(group, states_ + server, n_, chunk_, wanted);
+      const uint32_t before = states().look_back(group, server, chunk_, wanted);
       if (!wanted || group.lane != 0) continue;
       const uint32_t start = shared_.starts[server], count = shared_.starts[server + 1] - start;
       const uint32_t through = before + count;
-      publish(states_ + static_cast<int64_t>(chunk_) * n_ + server, inclusive_state(through));
+      states().publish_end(chunk_, server, through);
       const int64_t capacity = params_.problem.capacity, left = capacity - before;
       shared_.shifts[server] = bucket(server) * capacity + before - start;
       shared_.ends[server] = start + (left <= 0 ? 0 : left < count ? static_cast<uint32_t>(left) : count);
@@ -219,7 +232,6 @@ class PartitionBlock {
   uint32_t batch_;
   uint32_t chunk_;
   int64_t first_unit_;
-  uint32_t* states_;
 };
 
 }  // namespace zen::cuda

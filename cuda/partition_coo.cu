@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads, 2) partition_list(const __grid_const
   const PartitionShared shared(arena, params.servers, kPerBlock);
   uint16_t* const servers = arena.take<uint16_t>(kPerBlock);
 
-  PartitionBlock block(params, shared, kPerBlock);
+  PartitionBlock<ChunkChain> block(params, shared, kPerBlock);
   const uint32_t n = static_cast<uint32_t>(params.problem.n);
   const int64_t first = block.batch() * params.problem.units + block.first_unit();
   const int64_t listed = min(static_cast<int64_t>(params.count[block.batch()]), params.problem.units);
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kThreads, 2) partition_list(const __grid_const
 }  // namespace
 
 int64_t partition_coo_scratch_bytes(int64_t entries, int64_t n) {
-  return kTicketBytes + ceil_div(entries, kPerBlock) * std::min(n, kServersAtOnce) * kStateBytes;
+  return state_bytes<ChunkChain>(1, ceil_div(entries, kPerBlock), std::min(n, kServersAtOnce));
 }
 
 cudaError_t partition_coo(const PartitionProblem& problem, Element element, uint32_t seed, const int32_t* d_indices,
@@ -102,8 +102,7 @@ cudaError_t partition_coo(const PartitionProblem& problem, Element element, uint
     SharedArena arena = SharedArena::for_measuring();
     PartitionShared(arena, params.servers, kPerBlock);
     arena.take<uint16_t>(kPerBlock);
-    ZEN_RETURN_IF_ERROR(
-        cudaMemsetAsync(params.ticket, 0, kTicketBytes + blocks * params.servers * kStateBytes, stream));
+    ZEN_RETURN_IF_ERROR(zero_states<ChunkChain>(params, stream));
     ZEN_RETURN_IF_ERROR(visit_bits(element, [&](auto bits) {
       return launch(partition_list<decltype(bits)>, blocks, arena.used(), stream, params);
     }));

@@ -87,7 +87,7 @@ SumParams<Dtype> cut_into_ranges(const AggregateProblem& problem, int64_t diviso
 // The first of `count` ascending positions that is not below `bound`. The lanes of a group, 2^lane_bits of at least 2,
 // search for it together, each at a different place, and all lanes of a warp call this. The first places are within
 // `deviation` of the `expected` result; wherever the result is, they narrow the search.
-__device__ inline uint32_t lower_bound(const LookBackGroup& group, int lane_bits, const int32_t* positions,
+__device__ inline uint32_t lower_bound(const LaneGroup& group, int lane_bits, const int32_t* positions,
                                        uint32_t count, int64_t bound, uint32_t expected, uint32_t deviation) {
   uint32_t low = 0;
   uint32_t first = expected - min(expected, deviation);
@@ -199,7 +199,7 @@ class RangeSums {
     const AggregateProblem& problem = params.problem;
     int lane_bits = 4;  // a warp finds both the begin and the end of a worker's entries
     while (2 * workers << lane_bits > kThreads) --lane_bits;
-    const LookBackGroup group(1 << lane_bits);
+    const LaneGroup group(1 << lane_bits);
     const int32_t sought = static_cast<int32_t>(threadIdx.x) >> lane_bits;
     const bool wanted = sought < 2 * workers;
     const int64_t bucket = first_bucket + (wanted ? sought / 2 : 0);

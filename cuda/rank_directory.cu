@@ -57,10 +57,13 @@ __global__ void __launch_bounds__(kThreads, 3) fill_directory(const __grid_const
   // Counted for the last lane, so that none of its own warp's bits come before a lane.
   const BlockSum sum = block_exclusive_sum(lane_id() == kWarpSize - 1 ? warp_total : 0, warp_totals);
   if (warp_id() == 0) {
-    uint32_t* const states = params.states + bitmap * params.chunks;
-    if (lane_id() == 0) publish(states + chunk, partial_state(sum.total));
-    const uint32_t before_chunk = look_back_one<4>(states, chunk, sum.total);
-    if (lane_id() == 0) *shared_before = before_chunk;
+    const ChunkGroups states(params.states + bitmap * ChunkGroups::words(chunks, 1), chunks, 1);
+    if (lane_id() == 0) states.publish_count(chunk, 0, sum.total);
+    const uint32_t before_chunk = states.look_back<1>(LaneGroup(kWarpSize), 0, chunk, true);
+    if (lane_id() == 0) {
+      states.publish_end(chunk, 0, before_chunk + sum.total);
+      *shared_before = before_chunk;
+    }
   }
   __syncthreads();
   const uint32_t before_warp = *shared_before + sum.before;
@@ -84,8 +87,8 @@ cudaError_t make_directory(const uint32_t* d_bitmaps, int64_t count, int64_t wor
                 groups,
                 chunks,
                 scratch,
-                scratch + kTicketBytes / kStateBytes,
-                scratch + state_bytes / kStateBytes};
+                scratch + kTicketBytes / sizeof(uint32_t),
+                scratch + state_bytes / sizeof(uint32_t)};
   ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_scratch, 0, state_bytes, stream));
   SharedArena arena = SharedArena::for_measuring();
   arena.take<uint32_t>(kWarps);

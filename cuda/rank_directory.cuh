@@ -21,7 +21,7 @@ struct DirectoryParams {
   int64_t groups;
   int64_t chunks;  // of one bitmap
   uint32_t* ticket;
-  uint32_t* states;     // [count, chunks]
+  uint32_t* states;     // of ChunkGroups, for each bitmap
   uint32_t* directory;  // [count, groups]
 
   __device__ const uint32_t* word(int64_t bitmap, uint32_t index) const { return bitmaps + bitmap * words + index; }
@@ -53,7 +53,7 @@ class BitsBeforeWord {
 
 // Scratch of the directory of `count` bitmaps: ticket, states, directory.
 inline int64_t directory_state_bytes(int64_t count, int64_t words) {
-  return kTicketBytes + count * ceil_div(directory_groups(words), kGroupsPerChunk) * kStateBytes;
+  return kTicketBytes + count * ChunkGroups::words(ceil_div(directory_groups(words), kGroupsPerChunk), 1) * int64_t{sizeof(uint32_t)};
 }
 inline int64_t directory_bytes(int64_t count, int64_t words) {
   return directory_state_bytes(count, words) + count * directory_groups(words) * int64_t{sizeof(uint32_t)};

@@ -32,7 +32,7 @@ class Scratch {
     }
     for (CompactionParams* compaction : {&params->logging, &params->ties, &params->listing}) {
       compaction->chunks = per_item;
-      compaction->states = take<uint32_t>(batch * per_item);
+      compaction->states = take<uint32_t>(batch * ChunkGroups::words(per_item, 1));
     }
     zeroed_bytes_ = used_;
     params->logging.count = take<int32_t>(batch);

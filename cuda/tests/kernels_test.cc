@@ -233,39 +233,49 @@ void test_small_divisor() {
   }
 }
 
-// A warp looks back while another block publishes the states that it needs, and no others, in any order.
-template <typename LookBack>
-void test_look_back(int lanes, int64_t chunk, LookBack look_back_from) {
+// A warp looks back while another block publishes the counts of all earlier chunks and some ends, in any order.
+template <typename States, int... kReads>
+void test_look_back(int lanes, uint32_t chunk) {
+  struct Publication {
+    uint32_t chunk, counter, count;
+    bool is_end;
+  };
   emulation::set_schedule(rng(), 2);
   const int64_t counters = kWarpSize / lanes;
-  Buffer<uint32_t> states((chunk + 1) * counters), found(counters);
+  Buffer<uint32_t> words(States::words(chunk + 1, counters)), found(counters);
   std::vector<uint32_t> expected(counters);
-  std::vector<std::pair<uint32_t*, uint32_t>> published;
-  for (int64_t c = 0; c < counters; ++c) {
-    const int64_t inclusive = pick(0, 3) ? std::max<int64_t>(-1, chunk - 1 - pick(0, 70)) : -1;
-    for (int64_t i = std::max<int64_t>(0, inclusive); i < chunk; ++i) {
-      const uint32_t count = static_cast<uint32_t>(pick(0, 1) ? pick(0, 9) : pick(0, 1 << 20));
-      published.emplace_back(&states[i * counters + c], i == inclusive ? inclusive_state(count) : partial_state(count));
+  std::vector<Publication> published;
+  for (uint32_t c = 0; c < counters; ++c) {
+    for (uint32_t i = 0; i < chunk; ++i) {
+      const auto count = static_cast<uint32_t>(pick(0, 1) ? pick(0, 9) : pick(0, 1 << 20));
+      published.push_back({i, c, count, false});
       expected[c] += count;
+      if (pick(0, 1)) published.push_back({i, c, expected[c], true});
     }
   }
   std::shuffle(published.begin(), published.end(), rng);
   emulation::run_grid(2, kThreads, 0, [&] {
+    const States states(words.data(), chunk + 1, counters);
     if (blockIdx.x == 1) {
       for (size_t i = threadIdx.x; i < published.size(); i += kThreads) {
-        publish(published[i].first, published[i].second);
+        const Publication& each = published[i];
+        if (each.is_end) {
+          states.publish_end(each.chunk, each.counter, each.count);
+        } else {
+          states.publish_count(each.chunk, each.counter, each.count);
+        }
       }
     }
     if (blockIdx.x == 1 || warp_id() != 0) return;
-    const LookBackGroup group(lanes);
-    const int64_t counter = lane_id() / lanes;
+    const LaneGroup group(lanes);
+    const uint32_t counter = lane_id() / lanes;
     const bool wanted = counter < counters - 1 || counters == 1;
-    const uint32_t before = look_back_from(group, states.data() + counter, counters, chunk, wanted);
+    const uint32_t before = states.template look_back<kReads...>(group, counter, chunk, wanted);
     if (group.lane == 0) found[counter] = before;
   });
   if (counters > 1) expected[counters - 1] = 0;  // was not wanted
   for (int64_t c = 0; c < counters; ++c) {
-    CHECK(found[c] == expected[c], "look-back of %d lanes from chunk %ld finds %u, not %u", lanes, long(chunk),
+    CHECK(found[c] == expected[c], "look-back of %d lanes from chunk %u finds %u, not %u", lanes, chunk,
           found[c], expected[c]);
   }
 }
@@ -408,11 +418,12 @@ int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 8;
   zen::cuda::rng.seed(argc > 2 ? std::atoi(argv[2]) : 7);
   zen::cuda::test_small_divisor();
-  for (const int64_t chunk : {0, 1, 7, 8, 9, 31, 32, 33, 64, 65, 200, 400}) {
-    for (const int lanes : {1, 2, 4, 32}) zen::cuda::test_look_back(lanes, chunk, zen::cuda::look_back<8>);
-    zen::cuda::test_look_back(32, chunk, [](const auto&, uint32_t* states, int64_t, int64_t chunk, bool) {
-      return zen::cuda::look_back_one<4>(states, chunk, 0);
-    });
+  for (const uint32_t chunk : {0, 1, 7, 8, 9, 31, 32, 33, 64, 65, 200, 400, 1500}) {
+    for (const int lanes : {1, 2, 4, 8}) {
+      zen::cuda::test_look_back<zen::cuda::ChunkChain>(lanes, chunk);
+      zen::cuda::test_look_back<zen::cuda::ChunkGroups, zen::cuda::ChunkGroups::kPerLane>(lanes, chunk);
+    }
+    zen::cuda::test_look_back<zen::cuda::ChunkGroups, 1>(32, chunk);
   }
   zen::cuda::test_sums_by_shape();
   zen::cuda::test_large_shard();
