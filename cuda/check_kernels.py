@@ -38,6 +38,10 @@ size, only in the ones with packs of more than one element, unless listed with i
 lists and for more than 1024 servers move elements one by one.
 """
 
+# Template arguments: an unsigned integer and maybe the kind of states, or a dtype and maybe a pack size.
+ARGUMENT = re.compile(
+    r"I(?:(?P<bits>[tjm])(?:NS0_\d+(?P<states>[A-Za-z]+?)E)?|\w*?\d(?P<dtype>[A-Z][a-z]+\d+)E?(?:Li(?P<size>\d+)E)?)E"
+)
 RESOURCES = re.compile(r"Function (?P<name>\w+):\s+REG:(?P<registers>\d+) STACK:(?P<stack>\d+) .*?LOCAL:(?P<local>\d+)")
 ACCESS = re.compile(r"\*/\s+(?:@!?U?P\d+ )?(LDG|STG|LDL|STL)(?:(?:\.\w+)*?(\.128))?")
 BULK_COPY = re.compile(r"\*/\s+(?:@!?U?P\d+ )?UBLKCP\.(\w\.\w)")
@@ -70,7 +74,7 @@ def kernel_name(mangled: str) -> str:
         end = digits.end() + int(digits[0])
         names.append(rest[digits.end() : end])
         rest = rest[end:]
-    argument = re.match(r"I(?:(?P<bits>[tjm])(?:NS0_\d+(?P<states>[A-Za-z]+?)E)?|\w*?\d(?P<dtype>[A-Z][a-z]+\d+)E?(?:Li(?P<size>\d+)E)?)E", rest)
+    argument = ARGUMENT.match(rest)
     if argument is None:
         return names[-1]
     types = {"t": "uint16", "j": "uint32", "m": "uint64"}

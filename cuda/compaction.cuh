@@ -15,15 +15,13 @@ struct CompactionParams {
   uint32_t* states;  // of ChunkGroups, for each item
 };
 
-inline int64_t compaction_bytes(int64_t batch, int64_t chunks) {
-  return kTicketBytes + batch * ChunkGroups::words(chunks, 1) * int64_t{sizeof(uint32_t)};
-}
+inline int64_t compaction_bytes(int64_t batch, int64_t chunks) { return state_bytes<ChunkGroups>(batch, chunks, 1); }
 
 // Describes the compaction that keeps its ticket and states in `d_scratch`, and enqueues their zeroing.
 inline cudaError_t begin_compaction(int64_t batch, int64_t chunks, int64_t capacity, int32_t* d_count, void* d_scratch,
                                     cudaStream_t stream, CompactionParams* params) {
   auto* const ticket = static_cast<uint32_t*>(d_scratch);
-  *params = {chunks, capacity, d_count, ticket, ticket + kTicketBytes / sizeof(uint32_t)};
+  *params = {chunks, capacity, d_count, ticket, ticket + kTicketBytes / kStateBytes};
   return cudaMemsetAsync(d_scratch, 0, compaction_bytes(batch, chunks), stream);
 }
 

@@ -20,6 +20,13 @@ constexpr unsigned kBackOffNs = 100;
 
 // At the start of a launch's scratch: the ticket has a cache line of its own, the states follow.
 constexpr int64_t kTicketBytes = 128;
+constexpr int64_t kStateBytes = sizeof(uint32_t);
+
+// Scratch for the ticket and for the states of `tensors` tensors.
+template <typename States>
+int64_t state_bytes(int64_t tensors, int64_t chunks, int64_t counters) {
+  return kTicketBytes + tensors * States::words(chunks, counters) * kStateBytes;
+}
 
 __device__ inline uint32_t observe(const uint32_t* state) {
   return __nv_atomic_load_n(const_cast<uint32_t*>(state), __NV_ATOMIC_RELAXED, __NV_THREAD_SCOPE_DEVICE);
@@ -58,14 +65,14 @@ struct LaneGroup {
 // The lanes that count: up to the first that has reached an end, or all of them.
 __device__ inline uint32_t lanes_that_count(uint32_t ending) { return ending ? ending ^ (ending - 1u) : kFullWarp; }
 
-// The states of one tensor's chunks. A chunk reads the states of those just before it, back to one whose end is known:
+// The states of a tensor's chunks. A chunk reads the states of those just before it, back to one whose end is known:
 // few blocks look at a state, but a chain of chunks may wait one for another. A state is, once published,
 //   1 + count     until the end is known
 //   2^31 | end    from then on; ends are below 2^31
 class ChunkChain {
  public:
-  // At most 2^kLogLanes lanes look back for each of many counters, and each reads kPerLane states at once. Of 8 counters
-  // the states of a chunk lie in one sector of the cache, which a warp then reads as a whole.
+  // At most 2^kLogLanes lanes look back for each of many counters, and each reads kPerLane states at once. The states
+  // of 8 counters of a chunk lie in one sector of the cache, which a warp then reads as a whole.
   static constexpr int kLogLanes = 2;
   static constexpr int kPerLane = 8;
 
@@ -132,10 +139,11 @@ class ChunkChain {
   const uint32_t counters_;
 };
 
-// The same, where each chunk also adds its count to the sum of its group of consecutive chunks. A chunk reads the counts
-// of those before it in its group, and the sums of the groups before that, back to one whose end is known: so many at
-// once that one of them began before all chunks that now run, so that no chunk waits for what another one learns. But
-// all blocks look at the last groups' states, which are far apart only if there are many counters. The states are
+// The same, where each chunk also adds its count to the sum of its group of consecutive chunks. A chunk reads the
+// counts of those before it in its group, and the sums of the groups before that, back to one whose end is known: so
+// many at once that one of them began before all chunks that now run, so that no chunk waits for what another one
+// learns. But all blocks look at the last groups' states. For one counter these are few words, for many they lie far
+// apart; for some tens, the part of the cache that holds them slows all blocks down. The states are
 //   a chunk's count    1 + count
 //   a group's sum      2^26 * chunks + the sum of their counts
 //   a group's end      2^31 | end; ends are below 2^31

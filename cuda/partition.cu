@@ -64,7 +64,7 @@ class ChunkUnits {
   const Rotations rotations_;
 };
 
-// Of so many servers the states of a chunk lie close together.
+// From more servers on, ChunkGroups is faster.
 constexpr int64_t kMostServersInChain = 32;
 
 template <typename States>
@@ -195,8 +195,8 @@ int64_t partition_scratch_bytes(int64_t units, int64_t width, int64_t element_by
   if (n > kMaxOnePassServers) return two_pass;
   // Enough for either, because only the device knows which one runs.
   const int64_t chunks = ceil_div(units, units_per_chunk(width, element_bytes));
-  return std::max(two_pass,
-                  is_chained(n, width) ? state_bytes<ChunkChain>(1, chunks, n) : state_bytes<ChunkGroups>(1, chunks, n));
+  const auto one_pass = is_chained(n, width) ? state_bytes<ChunkChain> : state_bytes<ChunkGroups>;
+  return std::max(two_pass, one_pass(1, chunks, n));
 }
 
 cudaError_t partition(const PartitionProblem& problem, Element element, uint32_t seed, const void* d_x,

@@ -41,14 +41,8 @@ inline PartitionParams partition_params(const PartitionProblem& problem, int64_t
   params.values = d_values;
   params.counts = d_counts;
   params.ticket = ticket;
-  params.states = ticket + kTicketBytes / sizeof(uint32_t);
+  params.states = ticket + kTicketBytes / kStateBytes;
   return params;
-}
-
-// Of the ticket and the states.
-template <typename States>
-int64_t state_bytes(int64_t batch, int64_t chunks, int64_t servers) {
-  return kTicketBytes + batch * States::words(chunks, servers) * int64_t{sizeof(uint32_t)};
 }
 
 template <typename States>

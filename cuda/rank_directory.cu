@@ -80,16 +80,16 @@ cudaError_t make_directory(const uint32_t* d_bitmaps, int64_t count, int64_t wor
                            cudaStream_t stream, DirectoryParams* directory) {
   const int64_t groups = directory_groups(words);
   const int64_t chunks = ceil_div(groups, kGroupsPerChunk);
-  const int64_t state_bytes = directory_state_bytes(count, words);
+  const int64_t before_directory = directory_state_bytes(count, words);
   uint32_t* const scratch = static_cast<uint32_t*>(d_scratch);
   *directory = {d_bitmaps,
                 words,
                 groups,
                 chunks,
                 scratch,
-                scratch + kTicketBytes / sizeof(uint32_t),
-                scratch + state_bytes / sizeof(uint32_t)};
-  ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_scratch, 0, state_bytes, stream));
+                scratch + kTicketBytes / kStateBytes,
+                scratch + before_directory / kStateBytes};
+  ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_scratch, 0, before_directory, stream));
   SharedArena arena = SharedArena::for_measuring();
   arena.take<uint32_t>(kWarps);
   arena.take<uint32_t>(1);

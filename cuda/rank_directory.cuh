@@ -53,7 +53,7 @@ class BitsBeforeWord {
 
 // Scratch of the directory of `count` bitmaps: ticket, states, directory.
 inline int64_t directory_state_bytes(int64_t count, int64_t words) {
-  return kTicketBytes + count * ChunkGroups::words(ceil_div(directory_groups(words), kGroupsPerChunk), 1) * int64_t{sizeof(uint32_t)};
+  return state_bytes<ChunkGroups>(count, ceil_div(directory_groups(words), kGroupsPerChunk), 1);
 }
 inline int64_t directory_bytes(int64_t count, int64_t words) {
   return directory_state_bytes(count, words) + count * directory_groups(words) * int64_t{sizeof(uint32_t)};
