@@ -25,7 +25,7 @@ demo: $(INSTALLED)  ## train a language model on 8 workers, zen beside dense
 	$(VENV)/bin/python -m examples.lm.main $(ARGS)
 
 test: $(INSTALLED) unit-test  ## every test: C++, Python, doctests
-	$(VENV)/bin/python -m pytest -n $(JOBS) $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 unit-test: $(INSTALLED)  ## the C++ unit tests alone
 	@if command -v "$${CXX:-c++}" >/dev/null; then scripts/unit_tests.sh build/tests; \
