@@ -141,22 +141,26 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list
             "partial_sums": [_popcount(group) for group in _partial_sums(received)],
         }
 
-    def count_my_messages(bitmap: Touched, words: Array, received: Array) -> dict[str, Array]:
+    def count_my_messages(bitmap: Touched, words: Array, segments: Array, received: Array) -> dict[str, Array]:
         return {
             "union": _partial_sums(received)[-1][0],
             "push": _zero() if bitmap.sampled else _fullest_hashed(bitmap.bits, n, seed),
-            "segments": _fullest_segments(words, bitmap.bits.size, every_partition),
+            "segments": segments,
             "total": _popcount(words),
             "touched": bitmap.in_all if bitmap.sampled else _popcount(words),
             "overflowed": bitmap.overflowed,
         }
 
     received = jnp.split(received, ends, axis=1)
+    sizes = [bitmap.bits.size for bitmap in bitmaps]
+    segments = _fullest_segments(words, sizes, every_partition)
     of_units = [count_my_units(bits) for bits in received]
     summed = unpack(lax.psum(pack(of_units), axis_name), of_units)
-    mine = [count_my_messages(*each) for each in zip(bitmaps, words, received, strict=True)]
+    mine = [count_my_messages(*each) for each in zip(bitmaps, words, segments, received, strict=True)]
     every = unpack(_axis.all_gather(pack(mine), axis_name), mine)
-    return [_counts(*each, every_partition, seed) for each in zip(bitmaps, summed, every, strict=True)]
+    unions = [of_bitmap["union"].reshape(-1) for of_bitmap in every]
+    pulls = _fullest_segments(unions, sizes, np.asarray([n]))[:, 0]
+    return [_counts(*each, every_partition, seed) for each in zip(bitmaps, summed, every, unions, pulls, strict=True)]
 
 
 def pack(tree: Any) -> Array:
@@ -180,12 +184,13 @@ def _counts(
     bitmap: Touched,
     summed: dict[str, Any],
     every: dict[str, Array],
+    union: Array,
+    contiguous_pull: Array,
     parts: np.ndarray,
     seed: int,
 ) -> Counts:
     """Counts from the sums over all units and from every worker's own values [n, ...]."""
     units, n = bitmap.bits.size, every["push"].size
-    union = every["union"].reshape(-1)
     totals = jnp.maximum(every["total"], 1).astype(jnp.float32)
     skewness = every["segments"].astype(jnp.float32) * parts.astype(np.float32)[None, :] / totals[:, None]
     having = jnp.maximum(jnp.sum(every["total"] > 0), 1).astype(jnp.float32)
@@ -198,7 +203,7 @@ def _counts(
         push=jnp.max(every["push"]),
         pull=_zero() if bitmap.sampled else _fullest_hashed(unpack_bits(union)[:units], n, seed),
         contiguous_push=jnp.max(every["segments"][:, parts.tolist().index(n)]),
-        contiguous_pull=_fullest_segments(union, units, np.asarray([n]))[0],
+        contiguous_pull=contiguous_pull,
         skewness=jnp.sum(skewness, axis=0) / having,
         overflowed=jnp.max(every["overflowed"]),
     )
@@ -230,15 +235,21 @@ def _popcount(words: Array) -> Array:
     return jnp.sum(lax.population_count(words), axis=-1, dtype=jnp.int32)
 
 
-def _fullest_segments(words: Array, units: int, parts: np.ndarray) -> Array:
-    """Most set bits in any of p equal segments (the last may be short) of a bitmap of `units` bits, for each p."""
-    ends = np.arange(parts.max() + 1)[None, :] * -(-units // parts)[:, None]
-    ends = np.minimum(ends, units)
-    word, bit = ends // BITS_PER_WORD, ends % BITS_PER_WORD
+def _fullest_segments(bitmaps: Sequence[Array], units: Sequence[int], parts: np.ndarray) -> Array:
+    """Most set bits in any of p equal segments (the last may be short) of bitmaps of so many bits, for each p.
+
+    int32 [len(bitmaps), len(parts)]. All share one running sum, which compiles faster than one for each bitmap; it may
+    wrap round, but its differences do not.
+    """
+    starts = np.cumsum([0, *(words.size for words in bitmaps)])[:-1, None, None]
+    sizes = np.asarray(units)[:, None, None]
+    ends = np.minimum(np.arange(parts.max() + 1) * -(-sizes // parts[:, None]), sizes)
+    word, bit = starts + ends // BITS_PER_WORD, ends % BITS_PER_WORD
+    words = jnp.concatenate(bitmaps)
     whole = jnp.pad(jnp.cumsum(lax.population_count(words), dtype=jnp.int32), (1, 0))
     below = jnp.pad(words, (0, 1))[word] & ((np.uint32(1) << bit.astype(np.uint32)) - np.uint32(1))
     before = whole[word] + lax.population_count(below).astype(jnp.int32)
-    return jnp.max(jnp.diff(before, axis=1), axis=1)
+    return jnp.max(jnp.diff(before, axis=-1), axis=-1)
 
 
 @jax.jit(static_argnames=("widths", "seed"))
