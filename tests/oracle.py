@@ -3,6 +3,8 @@
 Nothing here imports zen_jax, so an error in the library cannot hide in its own oracle.
 """
 
+import itertools
+
 import numpy as np
 
 EMPTY_SLOT = 0xFFFFFFFF
@@ -189,3 +191,49 @@ def message_counts(stack, seed=0):
     push = np.array([[nonzero[w][owner == s].sum() for s in range(n)] for w in range(n)])
     pull = np.array([nonzero.any(axis=0)[owner == s].sum() for s in range(n)])
     return nonzero, push, pull
+
+
+# --- profiles ---------------------------------------------------------------------------------------------------
+
+
+def sparsity(stack, width, parts, seed=0):
+    """Section 2.1's characteristics of gradients [n, ...] in units of `width` elements, in float64, set by set.
+
+    The skewness is that of each number of partitions in `parts`.
+    """
+    n, flat = len(stack), stack.reshape(len(stack), -1)
+    flat = np.pad(flat, ((0, 0), (0, -flat.shape[1] % width)))
+    masks = np.stack([is_nonzero(x.reshape(-1, width)) for x in flat])
+    sets, units = [set(np.flatnonzero(mask)) for mask in masks], masks.shape[1]
+    subsets = {k: list(itertools.combinations(sets, k)) for k in range(1, n + 1)}
+    pairs = [len(a & b) / min(len(a), len(b)) for a, b in itertools.combinations(sets, 2) if a and b]
+    power = 1 << (n.bit_length() - 1)
+    stages = [sets]
+    if power < n:
+        stages.append([a | b for a, b in zip(sets, sets[power:] + [set()] * (2 * power - n), strict=False)])
+    while len(stages[-1]) > 1:
+        stages.append([a | b for a, b in zip(stages[-1][0::2], stages[-1][1::2], strict=True)])
+
+    def segments(mask, p):
+        size = -(-units // p)
+        return [mask[i * size : (i + 1) * size].sum() for i in range(p)]
+
+    def hashed(mask):
+        return np.bincount(server_of(np.flatnonzero(mask), n, seed), minlength=n).max(initial=0)
+
+    def skewness(p):
+        each = [p * max(segments(mask, p)) / mask.sum() for mask in masks if mask.any()]
+        return np.mean(each) if each else 1.0
+
+    union = masks.any(axis=0)
+    return {
+        "units": units,
+        "unions": [np.mean([len(set.union(*each)) for each in subsets[k]]) for k in subsets],
+        "overlap": np.mean(pairs) if pairs else 0.0,
+        "partition_skewness": {p: skewness(p) for p in parts},
+        "partial_sums": [max(map(len, stage)) for stage in stages],
+        "push": max(hashed(mask) for mask in masks),
+        "pull": hashed(union),
+        "contiguous_push": max(max(segments(mask, n)) for mask in masks),
+        "contiguous_pull": max(segments(union, n)),
+    }

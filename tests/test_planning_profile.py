@@ -1,7 +1,6 @@
 """Profiles report what NumPy counts in the gradients, stacked or live in a training step."""
 
 import functools
-import itertools
 import json
 
 import harness
@@ -24,43 +23,7 @@ SEED = 3
 
 
 def expected(stack, width):
-    """Section 2.1's characteristics of gradients [n, ...] in units of `width` elements, in float64, set by set."""
-    n, flat = len(stack), stack.reshape(len(stack), -1)
-    flat = np.pad(flat, ((0, 0), (0, -flat.shape[1] % width)))
-    masks = np.stack([oracle.is_nonzero(x.reshape(-1, width)) for x in flat])
-    sets, units = [set(np.flatnonzero(mask)) for mask in masks], masks.shape[1]
-    subsets = {k: list(itertools.combinations(sets, k)) for k in range(1, n + 1)}
-    pairs = [len(a & b) / min(len(a), len(b)) for a, b in itertools.combinations(sets, 2) if a and b]
-    power = 1 << (n.bit_length() - 1)
-    stages = [sets]
-    if power < n:
-        stages.append([a | b for a, b in zip(sets, sets[power:] + [set()] * (2 * power - n), strict=False)])
-    while len(stages[-1]) > 1:
-        stages.append([a | b for a, b in zip(stages[-1][0::2], stages[-1][1::2], strict=True)])
-
-    def segments(mask, parts):
-        size = -(-units // parts)
-        return [mask[i * size : (i + 1) * size].sum() for i in range(parts)]
-
-    def hashed(mask):
-        return np.bincount(oracle.server_of(np.flatnonzero(mask), n, SEED), minlength=n).max(initial=0)
-
-    def skewness(parts):
-        each = [parts * max(segments(mask, parts)) / mask.sum() for mask in masks if mask.any()]
-        return np.mean(each) if each else 1.0
-
-    union = masks.any(axis=0)
-    return {
-        "units": units,
-        "unions": [np.mean([len(set.union(*each)) for each in subsets[k]]) for k in subsets],
-        "overlap": np.mean(pairs) if pairs else 0.0,
-        "partition_skewness": {parts: skewness(parts) for parts in partitions(n)},
-        "partial_sums": [max(map(len, stage)) for stage in stages],
-        "push": max(hashed(mask) for mask in masks),
-        "pull": hashed(union),
-        "contiguous_push": max(max(segments(mask, n)) for mask in masks),
-        "contiguous_pull": max(segments(union, n)),
-    }
+    return oracle.sparsity(stack, width, partitions(len(stack)), SEED)
 
 
 def assert_profiled(unit, wanted):
