@@ -51,12 +51,12 @@ def test_messages(dtype, head_words, listed, capacity, lowering):
                 packed = pack(*parts, capacity)
                 return packed, unpack(packed, *sizes)
 
-            packed, unpacked = there_and_back(*buckets)
+            packed, unpacked = jax.device_get(there_and_back(*buckets))
             for item in np.ndindex(2, N):
                 expected, parts = _message(*(part[item] for part in buckets), capacity)
-                assert np.asarray(packed[item]).tobytes() == expected
+                assert packed[item].tobytes() == expected
                 for part, found in zip(parts, unpacked, strict=True):
-                    assert_same_bits(np.asarray(found[item]), part)
+                    assert_same_bits(found[item], part)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
@@ -77,7 +77,7 @@ def test_joined_messages(dtype, capacity, lowering):
                 joined = unpack_joined(packed, jnp.minimum(counts, capacity), ROOM, 1, capacity, width, FLOATS[dtype])
                 return packed, joined
 
-            packed, joined = there_and_back(head, positions, values, counts)
+            packed, joined = jax.device_get(there_and_back(head, positions, values, counts))
             for item in range(2):
                 begin = np.cumsum(counts[item]) - counts[item]
                 taken = [slice(b, b + min(c, capacity)) for b, c in zip(begin, counts[item], strict=True)]
@@ -87,7 +87,7 @@ def test_joined_messages(dtype, capacity, lowering):
                     listed = np.pad(mine, (0, filler), constant_values=99)
                     sent = np.concatenate([units, np.zeros((filler, width), units.dtype)]).tobytes()
                     expected = head[item, bucket].tobytes() + listed.tobytes() + sent + bytes(-len(sent) % 4)
-                    assert np.asarray(packed[item, bucket]).tobytes() == expected
+                    assert packed[item, bucket].tobytes() == expected
                 for found, part in zip(joined, (positions[item, 0], values[item, 0]), strict=True):
                     entries = np.concatenate([part[some] for some in taken])
-                    assert_same_bits(np.asarray(found[item, : len(entries)]), entries)
+                    assert_same_bits(found[item, : len(entries)], entries)

@@ -17,6 +17,8 @@ from zen_jax.planning.plan import WORKER_ORDER_SCHEMES
 N = 4
 RNG = np.random.default_rng(0)
 SLOW = zen.Cluster(N, inter_gbps=0.1)
+# Just above 1 MiB, and rows of an odd length, which are profiled at few widths: that compiles faster.
+TABLE, HEAD = (8192, 33), (8200, 33)
 
 pytestmark = [pytest.mark.promoting, pytest.mark.usefixtures("coarse_ladder")]
 
@@ -24,7 +26,7 @@ pytestmark = [pytest.mark.promoting, pytest.mark.usefixtures("coarse_ladder")]
 def test_autotune_compiles_twice_and_changes_no_bit():
     made, traced = [], []
     table = {
-        "table": sparse(RNG, N, (1024, 256), 0.02, integers=False),
+        "table": sparse(RNG, N, TABLE, 0.02, integers=False),
         "bias": sparse(RNG, N, (64,), 1.0, integers=False),
     }
 
@@ -55,7 +57,7 @@ def test_autotune_compiles_twice_and_changes_no_bit():
     assert step.plan.leaves["table"].scheme in set(WORKER_ORDER_SCHEMES) - {"dense_ordered"}
     assert float(optax.tree.get(state, "info")["table"].rounds[0]) == 1
     # Gradients that outgrow the plan are noticed, and lose nothing.
-    drifted = table | {"table": sparse(np.random.default_rng(1), N, (1024, 256), 0.15, integers=False)}
+    drifted = table | {"table": sparse(np.random.default_rng(1), N, TABLE, 0.15, integers=False)}
     updates, state = step(drifted)
     assert_same_bits(updates["table"][0], oracle.ordered_sum(drifted["table"], N))
     assert float(optax.tree.get(state, "info")["table"].rounds[0]) > 1
@@ -63,7 +65,7 @@ def test_autotune_compiles_twice_and_changes_no_bit():
 
 def test_steps_that_overflow_tell_nothing():
     """As those do that find a loss scale: all NaN on some worker, they would pass for dense ones."""
-    sparse_step = sparse(RNG, N, (1024, 256), 0.02, integers=False)
+    sparse_step = sparse(RNG, N, TABLE, 0.02, integers=False)
     overflow = jnp.asarray(sparse_step).at[1].set(jnp.nan)
 
     def make_step(plan):
@@ -71,20 +73,20 @@ def test_steps_that_overflow_tell_nothing():
         return harness.spmd(lambda g: transform.update(g, None)[0], "vmap", N)
 
     profiles = []
-    for steps in ([sparse_step] * 3, [overflow, sparse_step, overflow, sparse_step, sparse_step], [overflow] * 17):
+    for steps in ([overflow, sparse_step, overflow, sparse_step, sparse_step], [overflow] * 17):
         step = zen.autotune(make_step, cluster=SLOW, steps=2)
         for gradient in steps:
             assert step.plan is None
             step(gradient)
         assert step.plan is not None
         profiles.append(step.profile.leaves)
-    assert profiles[0] == profiles[1] == zen.profile(overflow, sparse_step).leaves
+    assert profiles[0] == zen.profile(overflow, sparse_step).leaves == zen.profile(sparse_step).leaves
     assert step.plan.leaves["(array)"].scheme == "dense_ordered"
 
 
 def test_autotune_with_value_and_grad():
     """The other way to synchronise: under jit over a mesh, with the plan passed to value_and_grad."""
-    table, words = jnp.ones((8192, 32)), jnp.arange(N * 10)
+    table, words = jnp.ones(TABLE), jnp.arange(N * 10)
     loss = lambda table, words: jnp.mean(table[words] ** 2)
     mesh = harness.mesh(N, "data")
     step = zen.autotune(lambda plan: jax.jit(zen.value_and_grad(loss, mesh=mesh, plan=plan)), cluster=SLOW, steps=1)
@@ -128,7 +130,7 @@ def test_autotune_refuses():
 
 def test_autotune_starts_anew_after_a_first_call_that_fails():
     """What it traced would be waited for, and its shapes held against the calls that follow."""
-    gradients = sparse(RNG, N, (1024, 256), 0.02, integers=False)
+    gradients = sparse(RNG, N, TABLE, 0.02, integers=False)
 
     def make_step(plan):
         transform = zen.synchronize(harness.AXIS, plan=plan)
@@ -187,7 +189,7 @@ def test_autotune_counts_the_steps_that_were_seen(monkeypatch):
 
 def test_autotune_waits_no_longer_for_leaves_that_are_frozen():
     """Synchronised once, and in no later call: the plan has what was seen, and serves calls with and without them."""
-    gradients = {"table": sparse(RNG, N, (1024, 256), 0.02), "head": sparse(RNG, N, (512, 512), 0.02)}
+    gradients = {"table": sparse(RNG, N, TABLE, 0.02), "head": sparse(RNG, N, HEAD, 0.02)}
     table = {"table": gradients["table"]}
 
     def make_step(plan):

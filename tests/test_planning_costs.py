@@ -1,5 +1,6 @@
 """The cost model: bytes are those that schemes report, times follow from links, and what is unknown is extrapolated."""
 
+import functools
 import itertools
 import json
 from dataclasses import replace
@@ -156,7 +157,7 @@ def test_recursive_doubling_pays_the_links_that_it_crosses(hosts, devices):
     """Stages between devices of one machine stay inside it; in other stages all devices of a machine send at once."""
     n = hosts * devices
     cluster = zen.Cluster(hosts, devices, inter_gbps=1, intra_gbps=1000, latency_us=0)
-    leaf = extrapolate(PROFILE, n).leaves["table"]
+    leaf = extrapolate(profiled(), n).leaves["table"]
     (candidate,) = (way for way in costs.candidates(leaf, n) if way.scheme == "sparcml")
     between = [exchange for exchange in candidate.exchanges if exchange.distance is not None]
     for exchange, stage in zip(between, sparcml.stages(n), strict=True):
@@ -211,16 +212,21 @@ def test_bad_clusters(options, fragment):
 def test_a_bound_holds_where_only_some_collectives_were_measured():
     for collective in ("psum", "all_gather"):
         cluster = zen.Cluster(8, inter_gbps=25, latency_us=0, collectives={collective: Link(latency_us=20, gbps=1)})
-        estimate = zen.estimate(PROFILE, cluster)
+        estimate = zen.estimate(profiled(), cluster)
         assert all(estimate.bound.seconds <= estimate.total(scheme).seconds for scheme in zen.schemes.names())
 
 
 GRADIENTS = {"table": jnp.asarray(zipf_gradients(8)), "bias": jnp.ones((8, 5))}
-PROFILE = zen.profile(GRADIENTS, unit="row")
+
+
+@functools.cache
+def profiled():
+    """Made by the first test that needs it: while tests are collected, every process would make one."""
+    return zen.profile(GRADIENTS, unit="row")
 
 
 def test_estimate():
-    found = zen.estimate(PROFILE, zen.Cluster(8, inter_gbps=0.1))
+    found = zen.estimate(profiled(), zen.Cluster(8, inter_gbps=0.1))
     assert set(found.leaves["table"]) == set(zen.schemes.names()) - {"omnireduce"}
     for schemes, bound in zip(found.leaves.values(), found.bounds.values(), strict=True):
         for each in schemes.values():
@@ -231,7 +237,7 @@ def test_estimate():
     assert seconds == sum(schemes["zen"].seconds for schemes in found.leaves.values())
     assert "lower bound" in str(found) and "compute time is left out" in str(found)
     measured = zen.Cluster(8, kernels={"partition": zen.KernelCost(1e-10, 1e-10)})
-    assert "left out" not in str(zen.estimate(PROFILE, measured))
+    assert "left out" not in str(zen.estimate(profiled(), measured))
     with pytest.raises(ValueError, match="scheme='zne' is unknown"):
         found.under("zne")
     with pytest.raises(ValueError, match="leaf='tabel' is unknown"):
@@ -246,16 +252,16 @@ def test_estimate():
 def test_estimate_of_hosts_whose_devices_reduced_first():
     """A profile of hosts: dense inside each, and between them as if each were one worker."""
     inside = zen.Cluster(8, 4, inter_gbps=1, intra_gbps=100)
-    flat, hierarchical = (zen.estimate(PROFILE, cluster) for cluster in (zen.Cluster(8, inter_gbps=1), inside))
+    flat, hierarchical = (zen.estimate(profiled(), cluster) for cluster in (zen.Cluster(8, inter_gbps=1), inside))
     dense = GRADIENTS["table"][0].nbytes
     for scheme, each in hierarchical.leaves["table"].items():
         expected = flat.leaves["table"][scheme].seconds + inside.seconds_inside(dense)
         assert each.seconds == pytest.approx(expected)
     assert replace(inside, intra_latency_us=0).seconds_inside(0) == 0 < inside.seconds_inside(0)
     with pytest.raises(ValueError, match="profile has 8 workers"):
-        zen.estimate(PROFILE, zen.Cluster(4))
+        zen.estimate(profiled(), zen.Cluster(4))
     with pytest.raises(ValueError, match="scheme='zn'"):
-        zen.estimate(PROFILE, zen.Cluster(8)).total("zn")
+        zen.estimate(profiled(), zen.Cluster(8)).total("zn")
 
 
 # --- calibration ------------------------------------------------------------------------------------------------
@@ -316,7 +322,7 @@ def test_calibrate(monkeypatch):
     cluster = zen.calibrate(harness.mesh(4, "data"))
     assert cluster.workers == 4
     assert set(cluster.collectives) == set(COLLECTIVES)
-    charged = {work.kernel for way in costs.candidates(PROFILE.leaves["table"], 8) for work in way.work}
+    charged = {work.kernel for way in costs.candidates(profiled().leaves["table"], 8) for work in way.work}
     assert charged == set(cluster.kernels) == set(KERNELS)
     assert all(rate.dense >= 0 and rate.nonzero >= 0 for rate in cluster.kernels.values())
     assert zen.calibrate(harness.mesh(1, "data")).collectives == {}
@@ -344,17 +350,17 @@ def test_simulation_extrapolates():
 
 
 def test_simulate():
-    simulation = zen.simulate(PROFILE, zen.Cluster(8, inter_gbps=1), workers=(2, 8, 100, 4096))
+    simulation = zen.simulate(profiled(), zen.Cluster(8, inter_gbps=1), workers=(2, 8, 100, 4096))
     assert [point.n for point in simulation.points] == [2, 8, 100, 4096]
-    assert simulation.points[1].estimate.to_json() == zen.estimate(PROFILE, zen.Cluster(8, inter_gbps=1)).to_json()
+    assert simulation.points[1].estimate.to_json() == zen.estimate(profiled(), zen.Cluster(8, inter_gbps=1)).to_json()
     for point in simulation.points:
         best = point.estimate.best("table", zen.plan.__kwdefaults__["schemes"])
         assert point.choice["table"] == best.candidate.scheme
         assert point.estimate.bounds["table"].nbytes <= GRADIENTS["table"][0].nbytes
     assert "4096" in str(simulation)
-    of_numpy = zen.simulate(PROFILE, zen.Cluster(8, inter_gbps=1), workers=np.array([2, 8]))
+    of_numpy = zen.simulate(profiled(), zen.Cluster(8, inter_gbps=1), workers=np.array([2, 8]))
     assert json.loads(json.dumps(of_numpy.to_json()))["points"] == simulation.to_json()["points"][:2]
-    assert zen.simulate(PROFILE, zen.Cluster(8, inter_gbps=1), workers=2).points == simulation.points[:1]
+    assert zen.simulate(profiled(), zen.Cluster(8, inter_gbps=1), workers=2).points == simulation.points[:1]
 
 
 def test_simulate_without_numbers_of_workers_takes_what_fills_hosts():
@@ -365,9 +371,9 @@ def test_simulate_without_numbers_of_workers_takes_what_fills_hosts():
 def test_bad_simulations():
     for options, message in [({"workers": (1,)}, "workers=1"), ({"workers": (10**6,)}, "1000000")]:
         with pytest.raises(ValueError, match=message):
-            zen.simulate(PROFILE, zen.Cluster(8), **options)
+            zen.simulate(profiled(), zen.Cluster(8), **options)
     with pytest.raises(ValueError, match="does not fill hosts"):
-        zen.simulate(PROFILE, zen.Cluster(2, 4), workers=(6,))
+        zen.simulate(profiled(), zen.Cluster(2, 4), workers=(6,))
     with pytest.raises(ValueError, match=r"of 1 worker.*Profile at least two"):
         zen.simulate(zen.profile(GRADIENTS["table"][:1], unit="row"), zen.Cluster(1))
 

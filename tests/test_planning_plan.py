@@ -1,5 +1,6 @@
 """Plans: the fastest estimate for each leaf, messages that fit, no bit changed, and files that can be trusted."""
 
+import functools
 import json
 import math
 import zlib
@@ -27,22 +28,31 @@ GRADIENTS = {
     "bias": sparse(RNG, N, (64,), 1.0, integers=False),
     "scale": sparse(RNG, N, (), 1.0, integers=False),
 }
-PROFILE = zen.profile(jax.tree.map(jnp.asarray, GRADIENTS), unit="row")
 SLOW = zen.Cluster(N, inter_gbps=0.1)
-PLAN = zen.plan(PROFILE, SLOW)
 MEANS = jax.tree.map(lambda g: oracle.ordered_sum(g, N), GRADIENTS)
 
 pytestmark = [pytest.mark.promoting, pytest.mark.usefixtures("coarse_ladder")]
 
 
+@functools.cache
+def profiled():
+    """Made by the first test that needs it: while tests are collected, every process would make one."""
+    return zen.profile(jax.tree.map(jnp.asarray, GRADIENTS), unit="row")
+
+
+@functools.cache
+def planned():
+    return zen.plan(profiled(), SLOW)
+
+
 def test_plans_profiles_and_clusters_as_static_arguments():
     traced = []
     run = jax.jit(lambda x, document: traced.append(document) or x, static_argnums=1)
-    for document in (PLAN, PROFILE, SLOW):
+    for document in (planned(), profiled(), SLOW):
         for same in (document, replace(document)):
             run(0, same)
-    run(0, replace(PLAN, leaves={}))
-    assert traced == [PLAN, PROFILE, SLOW, replace(PLAN, leaves={})]
+    run(0, replace(planned(), leaves={}))
+    assert traced == [planned(), profiled(), SLOW, replace(planned(), leaves={})]
 
 
 # --- what is chosen ---------------------------------------------------------------------------------------------
@@ -56,9 +66,9 @@ def test_plans_profiles_and_clusters_as_static_arguments():
 def test_nothing_is_faster_by_the_estimate(gbps, latency, schemes):
     """A leaf by itself travels in the fastest way; one in a bucket adds no more time than that."""
     cluster = zen.Cluster(N, inter_gbps=gbps, latency_us=latency)
-    plan = zen.plan(PROFILE, cluster, schemes=schemes)
+    plan = zen.plan(profiled(), cluster, schemes=schemes)
     for name, leaf in plan.leaves.items():
-        ways = [way for way in candidates(PROFILE.leaves[name], N) if way.scheme in schemes]
+        ways = [way for way in candidates(profiled().leaves[name], N) if way.scheme in schemes]
         fastest = min(way.seconds(cluster, N) for way in ways)
         if leaf.bucket is None:
             mine = [
@@ -67,17 +77,17 @@ def test_nothing_is_faster_by_the_estimate(gbps, latency, schemes):
             assert min(mine) == fastest
         else:
             assert leaf.scheme.startswith("dense")
-            assert PROFILE.leaves[name].nbytes * 2 * (N - 1) / N * 8 / (gbps * 1e9) <= fastest * (1 + 1e-9)
+            assert profiled().leaves[name].nbytes * 2 * (N - 1) / N * 8 / (gbps * 1e9) <= fastest * (1 + 1e-9)
 
 
 def test_sparse_by_itself_and_small_in_a_bucket():
-    leaves = PLAN.leaves
+    leaves = planned().leaves
     assert leaves["table"].scheme not in ("dense", "dense_ordered")
     assert leaves["table"].bucket is None
     assert (leaves["full"].scheme, leaves["full"].bucket) == ("dense_ordered", None)  # over 1 MiB
     assert (leaves["bias"].bucket, leaves["scale"].bucket) == (0, 0)
-    assert "table" in str(PLAN)
-    assert zen.plan(PROFILE, SLOW, bucket_bytes=1).leaves["scale"].bucket is None
+    assert "table" in str(planned())
+    assert zen.plan(profiled(), SLOW, bucket_bytes=1).leaves["scale"].bucket is None
 
 
 def small_sparse(n, count, rows=1500):
@@ -100,8 +110,8 @@ def test_a_bucket_pays_the_latency_inside_a_machine_once():
 
 
 def test_capacities_exceed_the_fullest_message_by_headroom():
-    row = PROFILE.leaves["table"].by_width[256]
-    plan = zen.plan(PROFILE, SLOW, schemes=("dense_ordered", "auto")).leaves["table"]
+    row = profiled().leaves["table"].by_width[256]
+    plan = zen.plan(profiled(), SLOW, schemes=("dense_ordered", "auto")).leaves["table"]
     for capacity, fullest in zip(plan.capacity, (row.push, row.pull), strict=True):
         assert fullest < capacity <= fullest * 1.03 + 1
 
@@ -116,13 +126,13 @@ def test_capacities_exceed_the_fullest_message_by_headroom():
 )
 def test_bad_arguments(options, fragment):
     with pytest.raises(ValueError, match=fragment):
-        zen.plan(PROFILE, SLOW, **options)
+        zen.plan(profiled(), SLOW, **options)
 
 
 def test_the_order_of_a_set_decides_nothing():
     """Processes hash strings differently, but ties are broken in one order."""
     schemes = ("dense_ordered", "auto", "zen", "agsparse")
-    assert zen.plan(PROFILE, SLOW, schemes=set(schemes)) == zen.plan(PROFILE, SLOW, schemes=schemes[::-1])
+    assert zen.plan(profiled(), SLOW, schemes=set(schemes)) == zen.plan(profiled(), SLOW, schemes=schemes[::-1])
 
 
 def test_leaves_are_plain_values():
@@ -151,7 +161,7 @@ def step(transform, gradients, mode="vmap"):
 
 @pytest.mark.parametrize("mode", ["vmap", "shard_map", "shard_map_unchecked"])
 def test_changes_no_bit(mode):
-    updates, state = step(zen.synchronize(harness.AXIS, plan=PLAN), GRADIENTS, mode)
+    updates, state = step(zen.synchronize(harness.AXIS, plan=planned()), GRADIENTS, mode)
     for name, mean in MEANS.items():
         for worker in range(N):
             assert_same_bits(updates[name][worker], mean, name)
@@ -176,7 +186,7 @@ def test_any_scheme_may_be_planned(scheme):
 def test_a_plan_serves_the_parts_of_its_tree():
     """As optax passes them to several `synchronize`, each with the others' leaves masked."""
     labels = {"table": "rare", "full": "often", "bias": "often", "scale": "rare"}
-    parts = {label: zen.synchronize(harness.AXIS, plan=PLAN) for label in ("rare", "often")}
+    parts = {label: zen.synchronize(harness.AXIS, plan=planned()) for label in ("rare", "often")}
     transform = optax.partition(parts, labels)
     state = transform.init(jax.tree.map(lambda g: jnp.zeros(g.shape[1:]), GRADIENTS))
     updates, _ = harness.spmd(lambda g: transform.update(g, state), "vmap", N)(GRADIENTS)
@@ -266,7 +276,7 @@ def test_round_trip(tmp_path_factory, plan):
     ],
 )
 def test_bad_leaves(tmp_path, change):
-    PLAN.save(tmp_path / "plan.json")
+    planned().save(tmp_path / "plan.json")
     document = json.loads((tmp_path / "plan.json").read_text())
     document["leaves"]["table"] |= change
     (tmp_path / "plan.json").write_text(json.dumps(document))
@@ -278,7 +288,7 @@ def test_bad_leaves(tmp_path, change):
     "change", [{"version": 0}, {"zen_jax": "profile"}, {"n": 0}, {"n": "4"}, {"seed": -1}, {"leaves": 3}]
 )
 def test_bad_files(tmp_path, change):
-    PLAN.save(tmp_path / "plan.json")
+    planned().save(tmp_path / "plan.json")
     document = json.loads((tmp_path / "plan.json").read_text())
     (tmp_path / "plan.json").write_text(json.dumps(document | change))
     with pytest.raises(ValueError, match=r"plan\.json"):
@@ -288,7 +298,7 @@ def test_bad_files(tmp_path, change):
 def test_a_loaded_plan_is_checked_against_the_gradients(tmp_path):
     """A file for other shapes or workers is refused before anything is traced."""
     params = jax.tree.map(lambda g: jnp.zeros(g.shape[1:]), GRADIENTS)
-    PLAN.save(tmp_path / "plan.json")
+    planned().save(tmp_path / "plan.json")
     plan = zen.Plan.load(tmp_path / "plan.json")
     zen.synchronize("data", plan=plan).init(params)
     with pytest.raises(ValueError, match=r"lacks 'model/bias', .* but has 'bias', .*Make a plan for this tree"):

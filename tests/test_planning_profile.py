@@ -292,18 +292,22 @@ def test_profiler_without_steps():
 
 # --- files ------------------------------------------------------------------------------------------------------
 
-PROFILE = zen.profile({"table": jnp.asarray(sparse(np.random.default_rng(0), 3, (20, 8), 0.2))}, unit="row", seed=SEED)
+
+@functools.cache
+def profiled():
+    """Made by the first test that needs it: while tests are collected, every process would make one."""
+    return zen.profile({"table": jnp.asarray(sparse(np.random.default_rng(0), 3, (20, 8), 0.2))}, unit="row", seed=SEED)
 
 
 def test_table():
-    text = str(PROFILE)
+    text = str(profiled())
     assert "3 workers" in text
     assert "table" in text
 
 
 def test_round_trip(tmp_path):
-    PROFILE.save(tmp_path / "profile.json")
-    assert zen.SparsityProfile.load(tmp_path / "profile.json") == PROFILE
+    profiled().save(tmp_path / "profile.json")
+    assert zen.SparsityProfile.load(tmp_path / "profile.json") == profiled()
 
 
 @pytest.mark.parametrize(
@@ -321,7 +325,7 @@ def test_round_trip(tmp_path):
     ids=str,
 )
 def test_units_that_cannot_be(tmp_path, change):
-    document = json.loads(json.dumps(PROFILE.to_json()))
+    document = json.loads(json.dumps(profiled().to_json()))
     document["leaves"]["table"]["by_width"]["8"] |= change
     (tmp_path / "profile.json").write_text(json.dumps(document))
     with pytest.raises(ValueError, match="no usable profile"):
@@ -330,7 +334,7 @@ def test_units_that_cannot_be(tmp_path, change):
 
 def test_bad_files(tmp_path):
     path = tmp_path / "profile.json"
-    PROFILE.save(path)
+    profiled().save(path)
     good = json.loads(path.read_text())
     table = good["leaves"]["table"]
     bad = {
