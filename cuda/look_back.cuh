@@ -15,7 +15,7 @@
 
 namespace zen::cuda {
 
-// Between two looks at a state that is missing. Many blocks look at the same ones, so only at these they look again.
+// Between two looks at a state that is missing.
 constexpr unsigned kBackOffNs = 100;
 
 // At the start of a launch's scratch: the ticket has a cache line of its own, the states follow.
@@ -79,7 +79,8 @@ class ChunkChain {
   static ZEN_HOST_DEVICE int64_t words(int64_t chunks, int64_t counters) { return chunks * counters; }
 
   // `states` are the tensor's words(chunks, counters).
-  __device__ ChunkChain(uint32_t* states, uint32_t, uint32_t counters) : states_(states), counters_(counters) {}
+  __device__ ChunkChain(uint32_t* states, uint32_t /*chunks*/, uint32_t counters)
+      : states_(states), counters_(counters) {}
 
   __device__ void publish_count(uint32_t chunk, uint32_t counter, uint32_t count) const {
     publish(state(chunk, counter), 1 + count);
@@ -140,10 +141,11 @@ class ChunkChain {
 };
 
 // The same, where each chunk also adds its count to the sum of its group of consecutive chunks. A chunk reads the
-// counts of those before it in its group, and the sums of the groups before that, back to one whose end is known: so
-// many at once that one of them began before all chunks that now run, so that no chunk waits for what another one
-// learns. But all blocks look at the last groups' states. For one counter these are few words, for many they lie far
-// apart; for some tens, the part of the cache that holds them slows all blocks down. The states are
+// counts of those before it in its group, and the sums of the groups before that, back to one whose end is known. Up to
+// some hundred counters, so many groups are read at once that one of them began before all chunks that now run: then no
+// chunk waits for what another one learns. But all blocks look at the last groups' states, so they look again only at
+// those that are missing. For one counter these are few words, for many they lie far apart; for some tens, the part of
+// the cache that holds them slows all blocks down. The states are
 //   a chunk's count    1 + count
 //   a group's sum      2^26 * chunks + the sum of their counts
 //   a group's end      2^31 | end; ends are below 2^31
@@ -173,7 +175,8 @@ class ChunkGroups {
   }
 
   // As in ChunkChain. Lane i of a group reads the i-th kReads chunks of its chunk's group and the i-th half as many
-  // groups before that, all of them before it examines any.
+  // groups before that, all of them before it examines any. It may wait for more groups than it needs: all earlier
+  // chunks must publish their counts, whatever ends are known.
   template <int kReads = kPerLane>
   __device__ uint32_t look_back(const LaneGroup& lanes, uint32_t counter, uint32_t chunk, bool wanted) const {
     const int before = wanted ? static_cast<int>(chunk % kGroupChunks) : 0;

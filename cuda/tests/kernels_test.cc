@@ -6,16 +6,15 @@
 #include <vector>
 
 #include "cuda/common/bits.h"
-#include "cuda/common/divide.h"
 #include "cuda/emulation/cuda_runtime.h"
 #include "cuda/hash_bitmap_decode.h"
 #include "cuda/hash_bitmap_encode.h"
-#include "cuda/look_back.cuh"
 #include "cuda/partition.h"
 #include "cuda/partition_coo.h"
 #include "cuda/range_sums.cuh"
 #include "cuda/tests/feedback_cases.h"
 #include "cuda/tests/harness.h"
+#include "cuda/tests/primitive_cases.h"
 #include "cuda/tests/sum_and_hash_cases.h"
 
 namespace zen::cuda {
@@ -222,64 +221,6 @@ void test_decode(DecodeProblem p, double density, uint32_t seed) {
   CHECK(std::equal(expected.begin(), expected.end(), out.data()), "%s", name);
 }
 
-void test_small_divisor() {
-  for (uint32_t d : {1u, 2u, 3u, 7u, 16u, 127u, 1000u, 1023u, 1024u, 8191u, 8192u}) {
-    const SmallDivisor divisor(d);
-    for (uint32_t v = 0; uint64_t{v} * d < (uint64_t{1} << 31) && v < 40000; ++v) {
-      CHECK(divisor.quotient(v) == v / d && divisor.remainder(v, v / d) == v % d, "%u / %u", v, d);
-    }
-    const uint32_t most = static_cast<uint32_t>(((uint64_t{1} << 31) - 1) / d);
-    CHECK(divisor.quotient(most) == most / d, "%u / %u", most, d);
-  }
-}
-
-// A warp looks back while another block publishes the counts of all earlier chunks and some ends, in any order.
-template <typename States, int... kReads>
-void test_look_back(int lanes, uint32_t chunk) {
-  struct Publication {
-    uint32_t chunk, counter, count;
-    bool is_end;
-  };
-  emulation::set_schedule(rng(), 2);
-  const int64_t counters = kWarpSize / lanes;
-  Buffer<uint32_t> words(States::words(chunk + 1, counters)), found(counters);
-  std::vector<uint32_t> expected(counters);
-  std::vector<Publication> published;
-  for (uint32_t c = 0; c < counters; ++c) {
-    for (uint32_t i = 0; i < chunk; ++i) {
-      const auto count = static_cast<uint32_t>(pick(0, 1) ? pick(0, 9) : pick(0, 1 << 20));
-      published.push_back({i, c, count, false});
-      expected[c] += count;
-      if (pick(0, 1)) published.push_back({i, c, expected[c], true});
-    }
-  }
-  std::shuffle(published.begin(), published.end(), rng);
-  emulation::run_grid(2, kThreads, 0, [&] {
-    const States states(words.data(), chunk + 1, counters);
-    if (blockIdx.x == 1) {
-      for (size_t i = threadIdx.x; i < published.size(); i += kThreads) {
-        const Publication& each = published[i];
-        if (each.is_end) {
-          states.publish_end(each.chunk, each.counter, each.count);
-        } else {
-          states.publish_count(each.chunk, each.counter, each.count);
-        }
-      }
-    }
-    if (blockIdx.x == 1 || warp_id() != 0) return;
-    const LaneGroup group(lanes);
-    const uint32_t counter = lane_id() / lanes;
-    const bool wanted = counter < counters - 1 || counters == 1;
-    const uint32_t before = states.template look_back<kReads...>(group, counter, chunk, wanted);
-    if (group.lane == 0) found[counter] = before;
-  });
-  if (counters > 1) expected[counters - 1] = 0;  // was not wanted
-  for (int64_t c = 0; c < counters; ++c) {
-    CHECK(found[c] == expected[c], "look-back of %d lanes from chunk %u finds %u, not %u", lanes, chunk,
-          found[c], expected[c]);
-  }
-}
-
 int64_t random_units(int64_t chunk) {
   switch (pick(0, 4)) {
     case 0:
@@ -373,6 +314,12 @@ void test_elements_by_servers() {
   }
 }
 
+// More chunks than a look-back's group holds, for many counters; test_large_shard has them for one.
+void test_many_chunks() {
+  emulation::set_schedule(rng(), 3);
+  test_partition<uint32_t>({1, 420'000, 1, 40, 350}, 0.03, 5);
+}
+
 // Bitmaps of several chunks of a directory, not all aligned.
 void test_long_bitmaps() {
   emulation::set_schedule(rng(), 3);
@@ -418,13 +365,7 @@ int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 8;
   zen::cuda::rng.seed(argc > 2 ? std::atoi(argv[2]) : 7);
   zen::cuda::test_small_divisor();
-  for (const uint32_t chunk : {0, 1, 7, 8, 9, 31, 32, 33, 64, 65, 200, 400, 1500}) {
-    for (const int lanes : {1, 2, 4, 8}) {
-      zen::cuda::test_look_back<zen::cuda::ChunkChain>(lanes, chunk);
-      zen::cuda::test_look_back<zen::cuda::ChunkGroups, zen::cuda::ChunkGroups::kPerLane>(lanes, chunk);
-    }
-    zen::cuda::test_look_back<zen::cuda::ChunkGroups, 1>(32, chunk);
-  }
+  zen::cuda::test_look_backs();
   zen::cuda::test_sums_by_shape();
   zen::cuda::test_large_shard();
   zen::cuda::test_large_memory();
@@ -432,6 +373,7 @@ int main(int argc, char** argv) {
   zen::cuda::test_elements_by_servers<uint16_t>();
   zen::cuda::test_elements_by_servers<uint32_t>();
   zen::cuda::test_elements_by_servers<uint64_t>();
+  zen::cuda::test_many_chunks();
   zen::cuda::test_long_bitmaps();
   for (int i = 0; i < rounds; ++i) {
     zen::cuda::random_cases<uint16_t>();
