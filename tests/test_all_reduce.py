@@ -153,7 +153,7 @@ def assert_close(stack, actual, expected, message=""):
 @pytest.mark.parametrize("label", OPTIONS)
 def test_options_change_no_bit(label, n):
     """Unit, hash, seed, capacity and formats decide what travels, never what arrives, even when room is short."""
-    options = {"scheme": "auto" if n == 8 else "zen", **OPTIONS[label]}  # among three, auto only gathers
+    options = {"scheme": "auto" if n == 8 else "zen", **OPTIONS[label]}  # among three, auto would gather
     for name, stack in structured(n, (31, 4), integers=False).items():
         check("vmap", n, stack, oracle.ordered_sum(stack), name, op="sum", **options)
     check_special(n, np.float32, **options)
