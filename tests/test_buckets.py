@@ -143,11 +143,10 @@ SHAPES = [(30, 7), (0, 3), (400,)]
 LISTED = zen.Plan(N, {f"leaf{i}": zen.LeafPlan(shape, "float32", "zen", bucket=0) for i, shape in enumerate(SHAPES)})
 
 
+@pytest.mark.parametrize("mode", harness.MODES)
 @pytest.mark.parametrize(
-    "mode,options",
-    [("vmap", {"scheme": scheme}) for scheme in ("agsparse", "dense", "omnireduce")]
-    + [("vmap", {"bucket_bytes": 99})]
-    + [(mode, options) for mode in harness.MODES for options in ({}, {"plan": LISTED})],
+    "options",
+    [{}, {"scheme": "agsparse"}, {"scheme": "dense"}, {"scheme": "omnireduce"}, {"bucket_bytes": 99}, {"plan": LISTED}],
 )
 def test_lists_travel_in_any_way(mode, options):
     gradients = several_lists(SHAPES, 0.1, seed=2)

@@ -93,7 +93,7 @@ def room(shape, n):
     return max(1, oracle.tiles(shape[0], n))
 
 
-@pytest.mark.parametrize("n,lowering", [(n, "public") for n in WORKERS] + [(n, "reference") for n in (1, 128)])
+@pytest.mark.parametrize("n,lowering", [(n, "public") for n in WORKERS] + [(n, "reference") for n in (1, 3, 128)])
 def test_every_structure_of_zeros(n, lowering):
     """All kernels in a row on float32, with room for everything; the result is the sum in worker order."""
     for shape in [(509,), (67, 4)]:
