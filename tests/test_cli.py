@@ -379,12 +379,14 @@ def test_failure_is_no_bad_input(zen_jax, monkeypatch):
     assert zen_jax("estimate", "profile.json") == (FAILED, "", "zen-jax estimate: the network is down\n")
 
 
-def test_a_full_disk_is_no_bad_input(zen_jax, monkeypatch):
-    def fill(*_):
+def test_a_full_disk_hides_no_result(zen_jax, monkeypatch):
+    def fill(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(output, "show", fill)
-    assert zen_jax("estimate", "profile.json")[0] == FAILED
+    _, shown, _ = zen_jax("estimate", "profile.json")
+    monkeypatch.setattr(Path, "write_text", fill)
+    reason = "zen-jax estimate: estimate.json: No space left on device. Free space, or give another file."
+    assert zen_jax("estimate", "profile.json", "--json", "estimate.json") == (FAILED, shown, f"{reason}\n")
 
 
 def test_a_platform_that_jax_lacks(zen_jax, monkeypatch):

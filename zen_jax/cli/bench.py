@@ -156,7 +156,8 @@ def _bench(
     else:
         cluster = zen.Cluster(processes, mesh.size // processes, options.gbps, latency_us=options.latency_us)
     if options.save_cluster and jax.process_index() == 0:
-        cluster.save(options.save_cluster)
+        with output.writing(options.save_cluster):
+            cluster.save(options.save_cluster)
     estimate = zen.estimate(profile, cluster)
     double = any(leaf.dtype == np.float64 for leaf in steps[0].values())
     with jax.enable_x64(double):

@@ -54,13 +54,28 @@ def show(result: Result | None, options: argparse.Namespace) -> None:
     if result is None:
         return
     text = json.dumps(result.document, indent=1)
-    # Files first: the reader of a pipe may close it at any time.
-    for file in options.json:
-        if file != STDOUT:
-            Path(file).write_text(text + "\n", encoding="utf-8")
-    if getattr(options, "plot", None):
-        _draw(result, options.plot)
-    print(text if STDOUT in options.json else result.text, flush=True)
+    # Files first, because the reader of a pipe may close it at any time; without them the measurement is still shown.
+    try:
+        for file in options.json:
+            if file != STDOUT:
+                with writing(file):
+                    Path(file).write_text(text + "\n", encoding="utf-8")
+        if getattr(options, "plot", None):
+            with writing(options.plot):
+                _draw(result, options.plot)
+    finally:
+        print(text if STDOUT in options.json else result.text, flush=True)
+
+
+@contextlib.contextmanager
+def writing(file: str | Path) -> Iterator[None]:
+    """Names the file in errors that do not, such as a full disk's."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename:
+            raise
+        raise RuntimeError(f"{file}: {error.strerror or error}. Free space, or give another file.") from error
 
 
 @contextlib.contextmanager
