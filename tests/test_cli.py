@@ -379,6 +379,14 @@ def test_failure_is_no_bad_input(zen_jax, monkeypatch):
     assert zen_jax("estimate", "profile.json") == (FAILED, "", "zen-jax estimate: the network is down\n")
 
 
+def test_a_full_disk_is_no_bad_input(zen_jax, monkeypatch):
+    def fill(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(output, "show", fill)
+    assert zen_jax("estimate", "profile.json")[0] == FAILED
+
+
 def test_a_full_disk_hides_no_result(zen_jax, monkeypatch):
     def fill(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
