@@ -13,7 +13,8 @@ namespace zen::emulation {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kStackBytes = 64 << 10;
+// Not a power of two, with which the frames of all fibers would compete for the same lines of the caches.
+constexpr size_t kStackBytes = (64 << 10) + 17 * 64;
 constexpr int kLanes = 32;
 constexpr long kMostIdleRounds = 1 << 22;
 
@@ -51,7 +52,6 @@ struct Thread {
   const uint64_t* waits_for = nullptr;  // a generation that must move on from `seen`
   uint64_t seen = 0;
   jmp_buf resume;
-  ucontext_t start;
 };
 
 // Stacks of finished blocks, kept warm for the next ones.
@@ -89,8 +89,18 @@ struct Block {
   std::unique_ptr<GuardedMemory> stacks;
 };
 
+// A pass over a warp's lanes, each of which runs until it waits or yields and then hands over to the next.
+struct Pass {
+  Block* block;
+  unsigned warp;
+  unsigned first_lane;
+  unsigned lanes_done = 0;
+  bool ran = false;
+};
+
 uint64_t random_state = 1;
 int resident_limit = 3;
+Pass pass;
 Thread* running = nullptr;
 jmp_buf scheduler;
 const std::function<void()>* current_kernel = nullptr;
@@ -102,14 +112,10 @@ uint32_t random_below(uint32_t bound) {
   return static_cast<uint32_t>((random_state >> 32) * bound >> 32);
 }
 
-void to_scheduler() {
-  if (_setjmp(running->resume) == 0) _longjmp(scheduler, 1);
-}
-
 void wait_for(const uint64_t* generation, uint64_t seen) {
   running->waits_for = generation;
   running->seen = seen;
-  to_scheduler();
+  yield();
 }
 
 void release_barrier_if_complete(Block* block) {
@@ -118,44 +124,51 @@ void release_barrier_if_complete(Block* block) {
   ++block->generation;
 }
 
+bool is_runnable(const Thread& thread) {
+  return !thread.finished && (thread.waits_for == nullptr || *thread.waits_for != thread.seen);
+}
+
+void run_thread();
+
+[[noreturn]] void resume(Thread* thread) {
+  running = thread;
+  thread->waits_for = nullptr;
+  if (thread->started) _longjmp(thread->resume, 1);
+  thread->started = true;
+  static ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = thread->block->stacks->data + thread->index * kStackBytes;
+  context.uc_stack.ss_size = kStackBytes;
+  makecontext(&context, run_thread, 0);
+  setcontext(&context);
+  std::abort();
+}
+
+[[noreturn]] void run_next_lane() {
+  while (pass.lanes_done < kLanes) {
+    const unsigned lane = (pass.first_lane + pass.lanes_done++) % kLanes;
+    const unsigned index = pass.warp * kLanes + lane;
+    if (index >= pass.block->threads.size() || !is_runnable(pass.block->threads[index])) continue;
+    pass.ran = true;
+    resume(&pass.block->threads[index]);
+  }
+  _longjmp(scheduler, 1);
+}
+
 void run_thread() {
   (*current_kernel)();
   Block* const block = running->block;
   running->finished = true;
   --block->live;
   release_barrier_if_complete(block);
-  _longjmp(scheduler, 1);
-}
-
-bool is_runnable(const Thread& thread) {
-  return !thread.finished && (thread.waits_for == nullptr || *thread.waits_for != thread.seen);
-}
-
-void resume(Thread* thread) {
-  running = thread;
-  thread->waits_for = nullptr;
-  if (_setjmp(scheduler) != 0) return;
-  if (thread->started) _longjmp(thread->resume, 1);
-  thread->started = true;
-  getcontext(&thread->start);
-  thread->start.uc_stack.ss_sp = thread->block->stacks->data + thread->index * kStackBytes;
-  thread->start.uc_stack.ss_size = kStackBytes;
-  makecontext(&thread->start, run_thread, 0);
-  setcontext(&thread->start);
+  run_next_lane();
 }
 
 // Runs each runnable thread of a random warp, from a random lane on; returns whether there was any.
 bool run_warp(Block* block) {
-  const unsigned first = random_below(static_cast<uint32_t>(block->warps.size())) * kLanes;
-  const unsigned rotation = random_below(kLanes);
-  bool ran = false;
-  for (unsigned i = 0; i < kLanes; ++i) {
-    const unsigned index = first + (i + rotation) % kLanes;
-    if (index >= block->threads.size() || !is_runnable(block->threads[index])) continue;
-    resume(&block->threads[index]);
-    ran = true;
-  }
-  return ran;
+  pass = {block, random_below(static_cast<uint32_t>(block->warps.size())), random_below(kLanes)};
+  if (_setjmp(scheduler) == 0) run_next_lane();
+  return pass.ran;
 }
 
 }  // namespace
@@ -164,10 +177,12 @@ Index thread_index() { return {running->index}; }
 Index block_index() { return {running->block->index}; }
 unsigned char* shared_memory() { return running->block->shared.data; }
 
-void yield() { to_scheduler(); }
+void yield() {
+  if (_setjmp(running->resume) == 0) run_next_lane();
+}
 
 void maybe_yield() {
-  if (random_below(8) == 0) to_scheduler();
+  if (random_below(8) == 0) yield();
 }
 
 void block_barrier() {
