@@ -13,7 +13,7 @@ namespace zen::emulation {
 namespace {
 
 constexpr size_t kPage = 4096;
-// Not a power of two, with which the frames of all fibers would compete for the same lines of the caches.
+// At a power of two from each other, the frames of all fibers would compete for the same lines of the caches.
 constexpr size_t kStackBytes = (64 << 10) + 17 * 64;
 constexpr int kLanes = 32;
 constexpr long kMostIdleRounds = 1 << 22;
@@ -144,6 +144,7 @@ void run_thread();
   std::abort();
 }
 
+// Goes on with the next runnable lane of the pass, or with the scheduler after the last.
 [[noreturn]] void run_next_lane() {
   while (pass.lanes_done < kLanes) {
     const unsigned lane = (pass.first_lane + pass.lanes_done++) % kLanes;
