@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from zen_jax import errors, hashing
-from zen_jax._bits import bitmap_words, unpack_bits
+from zen_jax._bits import bitmap_words, set_ranks
 from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
 
@@ -65,8 +65,5 @@ def decode_at(words: Array, values: Array, server: Array, position: Array) -> Ar
     capacity = values.shape[1]
     if position.size == 0:
         return jnp.zeros_like(values, shape=(0, values.shape[2]))
-    bits = unpack_bits(words)
-    ranks = jnp.cumsum(bits, axis=1, dtype=jnp.int32) - 1
-    rank = ranks[server, position]
-    held = bits[server, position] & (rank < capacity)
-    return jnp.where(held[:, None], values[server, jnp.clip(rank, 0, capacity - 1)], 0)
+    rank = set_ranks(words)[server, position]
+    return jnp.where((rank < capacity)[:, None], values[server, jnp.minimum(rank, capacity - 1)], 0)

@@ -53,6 +53,7 @@ def reference(shard: Array, capacity: int) -> tuple[Array, Array, Array]:
     if mask.size == 0:
         none = jnp.zeros_like(shard, jnp.int32, shape=())
         return jnp.zeros((0,), jnp.uint32), jnp.zeros_like(shard, shape=(capacity, shard.shape[1])), none
-    positions, count = first_set(mask, capacity)
+    words = pack_bits(mask)
+    positions, count = first_set(words, capacity)
     filled = jnp.arange(capacity, dtype=jnp.int32) < count
-    return pack_bits(mask), jnp.where(filled[:, None], shard[positions], 0), count
+    return words, jnp.where(filled[:, None], shard[positions], 0), count

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from zen_jax import errors, hashing
-from zen_jax._bits import first_set, unit_is_nonzero
+from zen_jax._bits import first_set, pack_bits, unit_is_nonzero
 from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
 
@@ -68,8 +68,8 @@ def reference(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array,
     rotation = hashing.tile_rotation(jnp.arange(tiles, dtype=jnp.int32), n, seed)
     servers = np.arange(n, dtype=np.uint32)
     offsets = hashing.offset_in_tile(servers[None, :], rotation[:, None], n)
-    by_server = jnp.take_along_axis(mask, offsets.astype(jnp.int32), axis=1).T
-    positions, counts = jax.vmap(lambda bits: first_set(bits, capacity))(by_server)
+    by_server = pack_bits(jnp.take_along_axis(mask, offsets.astype(jnp.int32), axis=1)).T
+    positions, counts = jax.vmap(lambda words: first_set(words, capacity))(by_server)
     idx = hashing.index_of(servers[:, None], positions, n, seed)
     filled = jnp.arange(capacity, dtype=jnp.int32)[None, :] < counts[:, None]
     return positions, jnp.where(filled[:, :, None], x[idx], 0), counts
