@@ -17,6 +17,7 @@ __global__ void __launch_bounds__(kThreads, kSumBlocks<Dtype, kPackSize>)
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
   RangeSums<Dtype, kPackSize> sums(arena);
+  sums.clear();
 
   const AggregateProblem& problem = params.sums.problem;
   const uint32_t row_range = blockIdx.x / params.sums.column_ranges;

@@ -15,6 +15,9 @@ struct AggregateEncodeParams {
   void* units;
 };
 
+// Words of a range's bitmap that a warp visits at once.
+constexpr int kWordsAtOnce = 4;
+
 // A range's bitmap, and how many of its units are non-zero before each word.
 struct RangeBitmap {
   struct alignas(8) Word {
@@ -29,22 +32,21 @@ struct RangeBitmap {
 
   __device__ void clear() const { words[threadIdx.x].bits = 0; }
 
-  // Calls visit(word, row) in a warp for each word of the first `rows` rows, with one of the word's rows in each lane.
-  // A warp visits several words without asking whether there are so many: those beyond are of rows with zero sums.
+  // Calls visit(words) in a warp for the words of the first `rows` rows. It does not ask whether there are so many:
+  // those beyond are of rows with zero sums.
   template <typename Visit>
-  __device__ static void for_each_word(uint32_t rows, Visit visit) {
+  __device__ static void for_each_words(uint32_t rows, Visit visit) {
     for (uint32_t first = warp_id(); first * kWarpSize < rows; first += kWordsAtOnce * kWarps) {
+      uint32_t words[kWordsAtOnce];
 #pragma unroll
-      for (int k = 0; k < kWordsAtOnce; ++k) {
-        const uint32_t word = first + k * kWarps;
-        visit(word, word * kWarpSize + lane_id());
-      }
+      for (int k = 0; k < kWordsAtOnce; ++k) words[k] = first + k * kWarps;
+      visit(words);
     }
   }
 
-  // Sets the bit of each row of the range that has a non-zero sum. A warp looks at 32 packs. If a row is one pack, they
-  // are the rows of one word; else it ORs what its lanes saw, and 32 rows are a multiple of 32 packs, so the bits
-  // of its rows are in one word.
+  // Sets the bit of each row of the range that has a non-zero sum. If a row is one element, a thread looks at those of
+  // a word; else a warp looks at 32 packs. If a row is one pack, they are the rows of one word; else it ORs what its
+  // lanes saw, and 32 rows are a multiple of 32 packs, so the bits of its rows are in one word.
   template <typename Dtype, int kPackSize>
   __device__ void mark(const RangeSums<Dtype, kPackSize>& sums, const SumParams<Dtype>& params) const {
     static_assert(kSums<Dtype> / kPackSize % (kWordsAtOnce * kThreads) == 0, "there are sums of all words visited");
@@ -53,10 +55,18 @@ struct RangeBitmap {
     const auto is_nonzero_slot = [&](uint32_t slot) {
       return is_nonzero_pack(sums.template results<kPackSize>(slot * kPackSize, params.reciprocal));
     };
+    if (kPackSize == 1 && packs.divisor == 1) {
+      const uint32_t first = threadIdx.x * kBitsPerWord;
+      if (first < slots) words[threadIdx.x].bits = sums.nonzero_word(first, params.reciprocal);
+      return;
+    }
     if (packs.divisor == 1) {
-      for_each_word(slots, [&](uint32_t word, uint32_t row) {
-        const uint32_t bits = __ballot_sync(kFullWarp, is_nonzero_slot(row));
-        if (lane_id() == 0) words[word].bits = bits;
+      for_each_words(slots, [&](const uint32_t(&visited)[kWordsAtOnce]) {
+#pragma unroll
+        for (const uint32_t word : visited) {
+          const uint32_t bits = __ballot_sync(kFullWarp, is_nonzero_slot(word * kWarpSize + lane_id()));
+          if (lane_id() == 0) words[word].bits = bits;
+        }
       });
       return;
     }
@@ -78,10 +88,15 @@ struct RangeBitmap {
     return sum.total;
   }
 
-  // The rank of the row that has this bit in this word, or a number above all ranks if it is not marked.
-  __device__ uint32_t rank_of(uint32_t word, uint32_t bit) const {
+  struct Row {
+    bool marked;
+    uint32_t rank;  // if it is marked
+  };
+
+  // The row that has this bit in this word.
+  __device__ Row row(uint32_t word, uint32_t bit) const {
     const Word found = words[word];
-    return found.bits & bit ? found.before + __popc(found.bits & (bit - 1)) : ~0u;
+    return {(found.bits & bit) != 0, found.before + __popc(found.bits & (bit - 1))};
   }
 
   // Writes to the item's bitmap, which is zero beforehand if ranges are smaller than a word.
@@ -95,8 +110,6 @@ struct RangeBitmap {
   }
 
  private:
-  static constexpr int kWordsAtOnce = 4;
-
   template <typename Pack>
   __device__ static bool is_nonzero_pack(const Pack& pack) {
     using Bits = BitsOfSize<sizeof(pack.at[0])>;
@@ -123,11 +136,16 @@ __global__ void __launch_bounds__(kThreads, kSumBlocks<Dtype, kPackSize>)
   const AggregateProblem& problem = params.sums.problem;
   const SmallDivisor& packs = params.sums.packs;
   bitmap.clear();
+  sums.clear();
   const CompactionBlock block(params.compaction, shared);
 
   const int32_t column_ranges = params.sums.column_ranges;
   const int32_t steps = column_ranges == 1 ? 1 : 2 * column_ranges;
   for (int32_t step = 0; step < steps; ++step) {
+    if (step > 0) {
+      __syncthreads();  // the previous sums may still be read
+      sums.clear();
+    }
     sums.sum(params.sums, block.batch, block.chunk, step < column_ranges ? step : step - column_ranges);
     if (step < column_ranges) bitmap.mark(sums, params.sums);
     if (step == column_ranges - 1) {
@@ -140,21 +158,34 @@ __global__ void __launch_bounds__(kThreads, kSumBlocks<Dtype, kPackSize>)
 
     const int64_t before = *shared.before;
     const uint32_t fitting = block.fitting(before, params.sums.rows);
-    auto* const to = static_cast<typename Dtype::Stored*>(params.units) +
-                     (block.batch * params.compaction.capacity + before) * problem.width + sums.first_column();
+    auto* const to =
+        computed_once(static_cast<typename Dtype::Stored*>(params.units) +
+                      (block.batch * params.compaction.capacity + before) * problem.width + sums.first_column());
     if (packs.divisor == 1) {
-      bitmap.for_each_word(sums.packs(), [&](uint32_t word, uint32_t row) {
-        const uint32_t rank = bitmap.rank_of(word, 1u << lane_id());
-        if (rank >= fitting) return;
-        store_pack(to + rank * kPackSize, sums.template results<kPackSize>(row * kPackSize, params.sums.reciprocal));
+      bitmap.for_each_words(sums.packs(), [&](const uint32_t(&words)[kWordsAtOnce]) {
+        // All of them are read before any is written: then reading takes no branches.
+        RangeBitmap::Row rows[kWordsAtOnce];
+        Pack<Dtype, kPackSize> packs[kWordsAtOnce];
+#pragma unroll
+        for (int k = 0; k < kWordsAtOnce; ++k) {
+          const uint32_t first = (words[k] * kWarpSize + lane_id()) * kPackSize;
+          rows[k] = bitmap.row(words[k], 1u << lane_id());
+          // The mean of a marked row of one element is not zero.
+          packs[k] = kPackSize == 1 ? sums.template means<kPackSize>(first, params.sums.reciprocal)
+                                    : sums.template results<kPackSize>(first, params.sums.reciprocal);
+        }
+#pragma unroll
+        for (int k = 0; k < kWordsAtOnce; ++k) {
+          if (rows[k].marked && rows[k].rank < fitting) store_pack(to + rows[k].rank * kPackSize, packs[k]);
+        }
       });
       continue;
     }
     for (uint32_t i = threadIdx.x; i < sums.packs(); i += kThreads) {
       const uint32_t row = packs.quotient(i);
-      const uint32_t rank = bitmap.rank_of(row / kBitsPerWord, 1u << (row % kBitsPerWord));
-      if (rank >= fitting) continue;
-      store_pack(to + (rank * packs.divisor + packs.remainder(i, row)) * kPackSize,
+      const RangeBitmap::Row found = bitmap.row(row / kBitsPerWord, 1u << (row % kBitsPerWord));
+      if (!found.marked || found.rank >= fitting) continue;
+      store_pack(to + (found.rank * packs.divisor + packs.remainder(i, row)) * kPackSize,
                  sums.template results<kPackSize>(i * kPackSize, params.sums.reciprocal));
     }
   }
@@ -174,7 +205,8 @@ cudaError_t aggregate_encode(const AggregateEncodeProblem& problem, Element elem
   const int64_t words = bitmap_words(problem.size);
   const bool empty = problem.size == 0 || problem.width == 0;
   if (empty) ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_count, 0, problem.batch * sizeof(int32_t), stream));
-  const int64_t rows = empty ? 0 : rows_per_range(problem.size, problem.width, element == Element::kFloat64 ? 8 : 4);
+  const int64_t sum_bytes = element == Element::kFloat64 ? 8 : 4;
+  const int64_t rows = empty ? 0 : rows_per_range(problem.size, problem.width, sum_bytes, problem.batch);
   if (rows < kBitsPerWord && words > 0) {
     ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_words, 0, problem.batch * words * sizeof(uint32_t), stream));
   }

@@ -50,14 +50,15 @@ struct SumParams {
 };
 
 // Positions of a range: as many as a block has room for sums of `sum_bytes` each, but fewer where that would leave
-// multiprocessors idle, even if only while the last ranges are summed.
-inline int64_t rows_per_range(int64_t size, int64_t width, int64_t sum_bytes) {
+// multiprocessors idle, even if only while the last ranges are summed. A larger batch has no fewer.
+inline int64_t rows_per_range(int64_t size, int64_t width, int64_t sum_bytes, int64_t batch = 1) {
   const int64_t sums = kSumBytes / sum_bytes;
   int64_t rows = sums / std::min(width, sums);
   if (rows >= kBitsPerWord) {
     const int64_t words = ceil_div(size, kBitsPerWord);
-    const int64_t waves = ceil_div(words, kRangesAtOnce * (rows / kBitsPerWord));
-    return ceil_div(words, kRangesAtOnce * waves) * kBitsPerWord;
+    const int64_t waves = ceil_div(batch * words, kRangesAtOnce * (rows / kBitsPerWord));
+    const int64_t ranges = ceil_div(words, ceil_div(batch * words, kRangesAtOnce * waves));
+    return ceil_div(words, ranges) * kBitsPerWord;
   }
   while (rows & (rows - 1)) rows &= rows - 1;
   return rows;
@@ -67,7 +68,7 @@ template <typename Dtype, int kPackSize>
 SumParams<Dtype> cut_into_ranges(const AggregateProblem& problem, int64_t divisor, const int32_t* d_positions,
                                  const void* d_values, const int32_t* d_counts) {
   const int64_t columns = std::min<int64_t>(problem.width, kSums<Dtype>);
-  const int64_t rows = rows_per_range(problem.size, problem.width, sizeof(typename Dtype::Sum));
+  const int64_t rows = rows_per_range(problem.size, problem.width, sizeof(typename Dtype::Sum), problem.batch);
   SumParams<Dtype> params;
   params.problem = problem;
   params.reciprocal = typename Dtype::Sum{1} / static_cast<typename Dtype::Sum>(divisor);
@@ -116,13 +117,19 @@ class RangeSums {
   __host__ __device__ explicit RangeSums(SharedArena& arena)
       : sums_(arena.take<Sum>(kSums<Dtype>)),
         range_(arena.take<Range>(1)),
-        parts_(arena.take<Part>(kWorkersAtOnce)),
-        warp_totals_(arena.take<uint32_t>(kWarps)) {}
+        found_(arena.take<Found>(kWorkersAtOnce)),
+        parts_(arena.take<Part>(kWorkersAtOnce + 1)) {}
 
-  // Sums the range of `row_range` and `column_range` of a batch item. Ends with a barrier.
+  // Makes all sums zero. Apart from sum(), so that a block does it while it waits to know its range.
+  __device__ void clear() const {
+    auto* const vectors = reinterpret_cast<uint4*>(sums_);
+#pragma unroll
+    for (int i = 0; i < kSumBytes / kVectorBytes; i += kThreads) vectors[i + threadIdx.x] = make_uint4(0, 0, 0, 0);
+  }
+
+  // Adds the range of `row_range` and `column_range` of a batch item to the cleared sums. Ends with a barrier.
   __device__ void sum(const Params& params, int64_t batch, int64_t row_range, int64_t column_range) {
     const AggregateProblem& problem = params.problem;
-    __syncthreads();  // the previous sums may still be read
     if (threadIdx.x == 0) {
       const uint32_t columns = params.packs.divisor * kPackSize;
       range_->first_row = row_range * params.rows;
@@ -131,12 +138,9 @@ class RangeSums {
       range_->columns = static_cast<uint32_t>(min(problem.width - range_->first_column, int64_t{columns}));
     }
     __syncthreads();
-    auto* const vectors = reinterpret_cast<uint4*>(sums_);
-#pragma unroll
-    for (int i = 0; i < kSumBytes / kVectorBytes; i += kThreads) vectors[i + threadIdx.x] = make_uint4(0, 0, 0, 0);
-    for (int64_t worker = 0; worker < problem.n; worker += kWorkersAtOnce) {
-      const int64_t left = problem.n - worker;
-      const int32_t workers = left < kWorkersAtOnce ? static_cast<int32_t>(left) : kWorkersAtOnce;
+    const auto n = static_cast<int32_t>(problem.n);
+    for (int32_t worker = 0; worker < n; worker += kWorkersAtOnce) {
+      const int32_t workers = min(n - worker, kWorkersAtOnce);
       const uint32_t parts = find_entries(params, batch * problem.n + worker, workers);
       if (parts == 0) continue;
       if (params.packs.divisor == 1) {
@@ -147,21 +151,46 @@ class RangeSums {
     }
   }
 
-  // Elements first .. first + kSize - 1 of the range, divided and rounded, never to -0.0; `first` is a multiple of
-  // kSize. Those beyond the tensor, in the rows that the last range lacks, are zero.
+  // Elements first .. first + kSize - 1 of the range, divided and rounded; `first` is a multiple of kSize. Those beyond
+  // the tensor, in the rows that the last range lacks, are zero.
   template <int kSize>
-  __device__ Pack<Dtype, kSize> results(uint32_t first, Sum reciprocal) const {
+  __device__ Pack<Dtype, kSize> means(uint32_t first, Sum reciprocal) const {
     const FloatPack<Sum, kSize> sums = pack_at<kSize>(sums_ + first);
     Pack<Dtype, kSize> pack;
 #pragma unroll
-    for (int k = 0; k < kSize; ++k) {
-      const auto mean = Dtype::round(sums.at[k] * reciprocal);
-      BitsOfSize<sizeof(mean)> bits;
-      memcpy(&bits, &mean, sizeof(mean));
-      bits = without_negative_zero(bits);
-      memcpy(&pack.at[k], &bits, sizeof(mean));
-    }
+    for (int k = 0; k < kSize; ++k) pack.at[k] = Dtype::round(sums.at[k] * reciprocal);
     return pack;
+  }
+
+  // The same, but never -0.0.
+  template <int kSize>
+  __device__ Pack<Dtype, kSize> results(uint32_t first, Sum reciprocal) const {
+    Pack<Dtype, kSize> pack = means<kSize>(first, reciprocal);
+    BitsOfSize<sizeof(Stored)> bits[kSize];
+    memcpy(bits, &pack, sizeof(pack));
+#pragma unroll
+    for (auto& each : bits) each = without_negative_zero(each);
+    memcpy(&pack, bits, sizeof(pack));
+    return pack;
+  }
+
+  // Bit k is set iff element first + k of the range has a non-zero mean; `first` is a multiple of 32, a different one
+  // in each lane. The lanes begin at different vectors of their elements, so that these lie in different banks.
+  __device__ uint32_t nonzero_word(uint32_t first, Sum reciprocal) const {
+    constexpr int kSize = kVectorBytes / static_cast<int>(sizeof(Sum));
+    uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < kBitsPerWord; i += kSize) {
+      const uint32_t shift = i ^ lane_id() * kSize % kBitsPerWord;
+      const Pack<Dtype, kSize> pack = means<kSize>(first + shift, reciprocal);
+      BitsOfSize<sizeof(Stored)> bits[kSize];
+      memcpy(bits, &pack, sizeof(pack));
+      uint32_t mask = 0;
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) mask |= static_cast<uint32_t>(is_nonzero(bits[k])) << k;
+      word |= mask << shift;
+    }
+    return word;
   }
 
   __device__ int64_t first_row() const { return range_->first_row; }
@@ -177,18 +206,28 @@ class RangeSums {
     int64_t first_column;
     uint32_t rows;  // of the tensor
     uint32_t columns;
+    uint32_t parts;
   };
 
-  // What one worker adds to the range. An addend is a pack of an entry, and addend i begins at values[i * kPackSize]:
-  // the entries are consecutive, and a range of less than whole rows has only one of them.
-  struct Part {
+  // A worker's entries in the range.
+  struct alignas(8) Found {
+    uint32_t first;
+    uint32_t end;
+  };
+
+  // What one worker adds to the range: addends first .. end - 1 of all. An addend is a pack of an entry, and that at
+  // `first` begins at values[0]: the entries are consecutive, and a range of less than whole rows has only one of them.
+  // `first` is a multiple of a warp's lanes, so that a warp takes addends of only one part at once.
+  struct alignas(16) Part {
     const int32_t* positions;
     const Stored* values;
-    uint32_t addends;
+    uint32_t first;
+    uint32_t end;
   };
 
   // None of it is examined before its turn, so that loading it stalls nothing.
   struct Addend {
+    uint32_t part;
     int32_t position;
     uint32_t pack;  // of the row
     Pack<Dtype, kPackSize> values;
@@ -203,75 +242,89 @@ class RangeSums {
     const int32_t sought = static_cast<int32_t>(threadIdx.x) >> lane_bits;
     const bool wanted = sought < 2 * workers;
     const int64_t bucket = first_bucket + (wanted ? sought / 2 : 0);
-    const int64_t count = wanted ? params.counts[bucket] : 0;
-    const auto held = static_cast<uint32_t>(count < 0 ? 0 : count < problem.capacity ? count : problem.capacity);
-    const int64_t first_entry = bucket * problem.capacity;
+    const int32_t count = wanted ? params.counts[bucket] : 0;
+    const auto held = static_cast<uint32_t>(count < 0 ? 0 : min(int64_t{count}, problem.capacity));
     const int64_t bound = range_->first_row + (sought % 2 ? range_->rows : 0);
     const float expected = static_cast<float>(bound) * params.row_share * static_cast<float>(held);
-    const uint32_t found = lower_bound(group, lane_bits, params.positions + first_entry, held, bound,
-                                       static_cast<uint32_t>(expected), params.deviation);
-    const uint32_t end = __shfl_sync(kFullWarp, found, lane_id() + group.lanes);
-    const bool has_entries = group.lane == 0 && sought % 2 == 0 && found < end;
-    const BlockSum sum = block_exclusive_sum(has_entries, warp_totals_);
-    if (has_entries) {
-      // Positions out of order may name more entries than rows.
-      const uint32_t entries = min(end - found, static_cast<uint32_t>(params.rows));
-      const int64_t entry = first_entry + found;
-      const int64_t element = entry * problem.width + range_->first_column;
-      parts_[sum.before] = {params.positions + entry, static_cast<const Stored*>(params.values) + element,
-                            entries * (range_->columns / kPackSize)};
-    }
+    const int32_t* const positions = computed_once(params.positions + bucket * problem.capacity);
+    const uint32_t found = lower_bound(group, lane_bits, positions, held, bound, static_cast<uint32_t>(expected),
+                                       params.deviation);
+    if (wanted && group.lane == 0) (sought % 2 ? found_[sought / 2].end : found_[sought / 2].first) = found;
     __syncthreads();
-    return sum.total;
+    if (warp_id() == 0) list_parts(params, first_bucket, workers);
+    __syncthreads();
+    return range_->parts;
+  }
+
+  // Lists the parts of the found entries, and after them one without addends that has no end. One warp calls this.
+  __device__ void list_parts(const Params& params, int64_t first_bucket, int32_t workers) const {
+    const auto rows = static_cast<uint32_t>(params.rows);
+    uint32_t parts = 0, slices = 0;
+#pragma unroll 1
+    for (int32_t base = 0; base < workers; base += kWarpSize) {
+      const int32_t worker = base + lane_id();
+      const Found found = worker < workers ? found_[worker] : Found{0, 0};
+      // Positions out of order may name more entries than rows, or none.
+      const uint32_t entries = found.first < found.end ? min(found.end - found.first, rows) : 0;
+      const uint32_t addends = entries * (range_->columns / kPackSize);
+      const uint32_t nonempty = __ballot_sync(kFullWarp, entries > 0);
+      const uint32_t own_slices = (addends + kWarpSize - 1) / kWarpSize;
+      const uint32_t slices_up_to = slices + warp_inclusive_sum(own_slices);
+      if (entries > 0) {
+        const int64_t entry = (first_bucket + worker) * params.problem.capacity + found.first;
+        const int64_t element = entry * params.problem.width + range_->first_column;
+        const uint32_t first = (slices_up_to - own_slices) * kWarpSize;
+        parts_[parts + __popc(nonempty & ((1u << lane_id()) - 1))] = {
+            params.positions + entry, static_cast<const Stored*>(params.values) + element, first, first + addends};
+      }
+      parts += __popc(nonempty);
+      slices = __shfl_sync(kFullWarp, slices_up_to, kWarpSize - 1);
+    }
+    if (lane_id() == 0) {
+      parts_[parts] = {nullptr, nullptr, 0, ~0u};
+      range_->parts = parts;
+    }
   }
 
   // A worker's positions are distinct, so its addends go to different sums and need no atomics; a barrier after each
-  // part keeps the workers' order. The block takes a part in rounds of an addend for each thread, and rounds of the
-  // next parts are in flight while it waits at a barrier. There is at least one part.
+  // part keeps the workers' order. The warps take the addends in turn, 32 at once, so that short parts keep only some
+  // of them busy: the others wait at the next barriers, with addends of the next parts in flight.
   template <bool kOnePackRows>
   __device__ void add_in_order(const Params& params, uint32_t parts) {
-    constexpr int kInFlight = kOnePackRows && kPackSize == 1 ? 4 : 2;  // rounds, as registers allow
+    constexpr int kInFlight = kOnePackRows && kPackSize == 1 ? 4 : 2;  // as registers allow
     const auto first_row = static_cast<uint32_t>(range_->first_row);
     const uint32_t rows = range_->rows;
-    Part part = parts_[0];
-    uint32_t next_part = 1;
-    uint32_t loaded = 0;  // addends of `part`
-    const auto load_round = [&](Addend& addend) {
+    uint32_t next = warp_id() * kWarpSize;
+    uint32_t part = 0;
+    const auto load_next = [&](Addend& addend) {
+      while (next >= parts_[part].end) ++part;
+      const uint32_t i = next + lane_id();
+      addend.part = part;
       addend.position = -1;  // in no range
-      const uint32_t i = loaded + threadIdx.x;
-      if (i < part.addends) addend = load<kOnePackRows>(params, part, i);
-      loaded += kThreads;
-      if (loaded >= part.addends && next_part < parts) {
-        part = parts_[next_part++];
-        loaded = 0;
-      }
+      const Part& from = parts_[part];
+      if (i < from.end && part < parts) load<kOnePackRows>(params, from, i - from.first, addend);
+      next += kThreads;
     };
-    int32_t left = static_cast<int32_t>(part.addends);  // to add of the part whose turn it is
-    uint32_t turn = 0;
-    Addend rounds[kInFlight];
+    Addend addends[kInFlight];
 #pragma unroll
-    for (Addend& addend : rounds) load_round(addend);
-    for (;;) {
+    for (Addend& addend : addends) load_next(addend);
+    for (uint32_t turn = 0;;) {
 #pragma unroll
-      for (Addend& addend : rounds) {
+      for (Addend& addend : addends) {
+        for (; turn < addend.part; ++turn) __syncthreads();
+        if (turn == parts) return;
         // Positions out of order may lie outside the range.
         const uint32_t row = static_cast<uint32_t>(addend.position) - first_row;
         if (row < rows) add(kOnePackRows ? row : row * params.packs.divisor + addend.pack, addend.values);
-        load_round(addend);
-        left -= kThreads;
-        if (left > 0) continue;
-        __syncthreads();
-        if (++turn == parts) return;
-        left = static_cast<int32_t>(parts_[turn].addends);
+        load_next(addend);
       }
     }
   }
 
   // If a row is one pack, nothing needs dividing.
   template <bool kOnePackRows>
-  __device__ static Addend load(const Params& params, const Part& part, uint32_t i) {
+  __device__ static void load(const Params& params, const Part& part, uint32_t i, Addend& addend) {
     const uint32_t entry = kOnePackRows ? i : params.packs.quotient(i);
-    Addend addend;
     addend.position = __ldcs(part.positions + entry);
     addend.pack = kOnePackRows ? 0 : params.packs.remainder(i, entry);
     const Stored* const from = part.values + i * kPackSize;
@@ -281,7 +334,6 @@ class RangeSums {
       const uint4 raw = __ldcs(reinterpret_cast<const uint4*>(from));
       memcpy(&addend.values, &raw, sizeof(raw));
     }
-    return addend;
   }
 
   __device__ void add(uint32_t slot, const Pack<Dtype, kPackSize>& values) {
@@ -294,8 +346,8 @@ class RangeSums {
 
   Sum* sums_;
   Range* range_;  // [1]
-  Part* parts_;   // [kWorkersAtOnce]
-  uint32_t* warp_totals_;
+  Found* found_;  // [kWorkersAtOnce]
+  Part* parts_;   // [kWorkersAtOnce + 1]
 };
 
 }  // namespace zen::cuda

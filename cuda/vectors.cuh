@@ -67,6 +67,18 @@ __device__ inline FloatPack<T, kSize>& pack_at(T* address) {
   return *reinterpret_cast<FloatPack<T, kSize>*>(address);
 }
 
+// The same pointer to global memory, but nvcc does not know how it was computed, and so does not do so at each use.
+template <typename T>
+__device__ inline T* computed_once(T* pointer) {
+#ifdef __CUDA_ARCH__
+  size_t address = __cvta_generic_to_global(pointer);
+  asm("" : "+l"(address));
+  return static_cast<T*>(__cvta_global_to_generic(address));
+#else
+  return pointer;
+#endif
+}
+
 // Stores a struct of 8 or 16 bytes as one word, at an address that is a multiple of its size. nvcc may store anything
 // but an intrinsic's operand member by member, above all where another branch does so.
 template <typename T>
