@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "cuda/common/divide.h"
@@ -18,10 +20,12 @@ struct DecodeParams {
   DecodeProblem problem;
   uint32_t seed;
   int32_t units_per_chunk;
+  bool whole_words;     // the units of a block are those of whole words of every server
   int32_t tiles;        // that a block touches, at most
   SmallDivisor words;   // of one server that a block touches, at most
   uint32_t table_room;  // tiles whose rotations a block of decode_elements keeps
   int64_t chunks;       // of one batch item
+  uint32_t most_rank;   // the capacity, as far as ranks can reach
   const void* values;
   void* out;
   DirectoryParams directory;
@@ -38,11 +42,13 @@ struct DecodeBlock {
   __device__ explicit DecodeBlock(const DecodeParams& params) {
     const uint32_t n = static_cast<uint32_t>(params.problem.n);
     const uint32_t chunks = static_cast<uint32_t>(params.chunks);  // no more than blocks
-    batch = blockIdx.x / chunks;
-    first_unit = int64_t{blockIdx.x % chunks} * params.units_per_chunk;
+    const uint32_t item = params.problem.batch == 1 ? 0 : blockIdx.x / chunks;
+    const uint32_t chunk = blockIdx.x - item * chunks;
+    batch = item;
+    first_unit = int64_t{chunk} * params.units_per_chunk;
     units = static_cast<uint32_t>(min(params.problem.units - first_unit, int64_t{params.units_per_chunk}));
-    first_tile = static_cast<uint32_t>(first_unit / n);
-    skipped = static_cast<uint32_t>(first_unit - int64_t{first_tile} * n);
+    first_tile = params.whole_words ? chunk * params.tiles : static_cast<uint32_t>(first_unit / n);
+    skipped = params.whole_words ? 0 : static_cast<uint32_t>(first_unit - int64_t{first_tile} * n);
   }
 };
 
@@ -51,29 +57,41 @@ struct DecodeBlock {
 template <typename Bits>
 class ServerWord {
  public:
-  static constexpr int kInFlight = 6;
+  static constexpr int kInFlight = sizeof(Bits) == 8 ? 5 : 6;
 
   __device__ ServerWord(const DecodeParams& params, const DecodeBlock& block, uint32_t task) {
     const uint32_t quotient = params.words.quotient(task);
     const uint32_t index = block.first_tile / 32u + params.words.remainder(task, quotient);
     const int32_t first_tile = static_cast<int32_t>(index * 32u - block.first_tile);
-    if (quotient >= params.problem.n || index >= params.problem.words || first_tile >= params.tiles) return;
+    const uint32_t n = static_cast<uint32_t>(params.problem.n);
+    const uint32_t words = static_cast<uint32_t>(params.problem.words);
+    if (quotient >= n || index >= words || first_tile >= params.tiles) return;
     server_ = quotient;
     first_tile_ = first_tile;
-    const int64_t bucket = block.batch * params.problem.n + server_;
-    bits_ = *params.directory.word(bucket, index);
-    before_ = BitsBeforeWord(params.directory, bucket, index);
+    // All threads add 32 bits to the same addresses.
+    const uint32_t groups = static_cast<uint32_t>(params.directory.groups);
+    const uint32_t* const bitmaps = params.directory.bitmaps + block.batch * n * words;
+    const uint32_t* const directory = params.directory.directory + block.batch * n * groups;
+    bits_ = bitmaps[server_ * words + index];
+    before_ = directory[server_ * groups + params.directory.group(index)];
   }
 
+  // A whole warp calls this.
   __device__ void find_values(const DecodeParams& params, const DecodeBlock& block) {
-    const int32_t tiles = params.tiles - first_tile_;
-    const uint32_t earlier = first_tile_ < 0 ? (1u << -first_tile_) - 1u : 0;
-    const uint32_t later = tiles < 32 ? ~0u << tiles : 0;
-    const int64_t rank = int64_t{before_.sum()} + __popc(bits_ & earlier);
-    bits_ &= ~(earlier | later);
+    const uint32_t count = __popc(bits_);
+    uint32_t rank = before_ + params.directory.sum_in_group(count) - count;
+    if (!params.whole_words) {
+      const int32_t tiles = params.tiles - first_tile_;
+      const uint32_t earlier = first_tile_ < 0 ? (1u << -first_tile_) - 1u : 0;
+      const uint32_t later = tiles < 32 ? ~0u << tiles : 0;
+      rank += __popc(bits_ & earlier);
+      bits_ &= ~(earlier | later);
+    }
+    const uint32_t beyond = rank < params.most_rank ? params.most_rank - rank : 0;
+    count_ = static_cast<int32_t>(min(static_cast<uint32_t>(__popc(bits_)), beyond));
     const int64_t capacity = params.problem.capacity;
-    count_ = static_cast<int32_t>(min(int64_t{__popc(bits_)}, capacity - rank));
-    values_ = static_cast<const Bits*>(params.values) + (block.batch * params.problem.n + server_) * capacity + rank;
+    const Bits* const values = static_cast<const Bits*>(params.values) + block.batch * params.problem.n * capacity;
+    values_ = values + server_ * capacity + rank;
     load_values();
   }
 
@@ -82,7 +100,10 @@ class ServerWord {
     for (;; load_values()) {
       uint32_t places[kInFlight];
 #pragma unroll
+      for (uint32_t& place : places) place = block.units;
+#pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
+        if (Rotations::kCostly && i >= count_) break;
         const uint32_t tile = i < count_ ? first_tile_ + __ffs(static_cast<int>(bits_)) - 1 : 0;
         const uint32_t place = tile * n + offset_in_tile(server_, rotations[tile], n) - block.skipped;
         places[i] = i < count_ ? place : block.units;
@@ -101,14 +122,16 @@ class ServerWord {
  private:
   __device__ void load_values() {
 #pragma unroll
-    for (int i = 0; i < kInFlight; ++i) loaded_[i] = i < count_ ? values_[i] : Bits{0};
+    for (int i = 0; i < kInFlight; ++i) {
+      if (i < count_) loaded_[i] = values_[i];
+    }
   }
 
   uint32_t server_ = 0;
   int32_t first_tile_ = 0;  // of the whole word, counted from the block's first
   uint32_t bits_ = 0;
-  BitsBeforeWord before_;
-  int32_t count_;  // of values, no more than bits
+  uint32_t before_ = 0;  // set bits before the word's group
+  int32_t count_;        // of values, no more than bits
   const Bits* values_;
   Bits loaded_[kInFlight];  // the first of them
 };
@@ -135,11 +158,11 @@ __global__ void __launch_bounds__(kThreads, 3) decode_elements(const __grid_cons
   word.find_values(params, block);
   const auto expand = [&](const auto& rotations) {
     __syncthreads();  // the zeros and the table are complete
-    for (uint32_t task = threadIdx.x;;) {
+    for (uint32_t first = 0;;) {
       word.put_values(rotations, block, n, expanded);
-      task += kThreads;
-      if (task >= n * params.words.divisor) break;
-      word = ServerWord<Bits>(params, block, task);
+      first += kThreads;
+      if (first >= n * params.words.divisor) break;
+      word = ServerWord<Bits>(params, block, first + threadIdx.x);
       word.find_values(params, block);
     }
   };
@@ -226,30 +249,58 @@ cudaError_t launch_decode(const DecodeParams& params, cudaStream_t stream) {
   return launch(decode_elements<Bits>, blocks, arena.used(), stream, params);
 }
 
+// Words of every server that a block of decode_elements has room for.
+int64_t words_with_room(int64_t n, int64_t element_bytes) { return kBlockBytes / (n * kBitsPerWord * element_bytes); }
+
+// The words of a group of the directory, as a power of two. A block of decode_elements takes whole groups, which are as
+// large as they can be without leaving more than a quarter of its room empty, or parts of one word.
+uint32_t log_group_words(int64_t width, int64_t n, int64_t element_bytes) {
+  if (width > 1) return kLogGroupWords;
+  const int64_t words = words_with_room(n, element_bytes);
+  if (words == 0) return 0;
+  uint32_t log = kLogGroupWords;
+  while (words % (1 << log) > words / 4) --log;
+  return log;
+}
+
+int32_t units_per_chunk(const DecodeProblem& problem, int64_t element_bytes, uint32_t log_group) {
+  if (problem.width > 1) return static_cast<int32_t>(rows_per_chunk(problem.width, element_bytes, 1));
+  const int64_t words = words_with_room(problem.n, element_bytes) >> log_group << log_group;
+  return static_cast<int32_t>(words > 0 ? words * kBitsPerWord * problem.n : kBlockBytes / element_bytes);
+}
+
 }  // namespace
 
 int64_t decode_scratch_bytes(int64_t units, int64_t width, int64_t n) {
   if (units == 0 || width == 0) return 0;
-  return directory_bytes(n, bitmap_words(ceil_div(units, n)));
+  // Elements of any size may follow, and the smallest groups need most.
+  const uint32_t log_group =
+      std::min({log_group_words(width, n, 2), log_group_words(width, n, 4), log_group_words(width, n, 8)});
+  return directory_bytes(n, bitmap_words(ceil_div(units, n)), log_group);
 }
 
 cudaError_t hash_bitmap_decode(const DecodeProblem& problem, Element element, uint32_t seed, const uint32_t* d_words,
                                const void* d_values, void* d_out, void* d_scratch, cudaStream_t stream) {
   if (problem.batch == 0 || problem.units == 0 || problem.width == 0) return cudaSuccess;
   const int64_t bytes = element_bytes(element);
+  const uint32_t log_group = log_group_words(problem.width, problem.n, bytes);
   DecodeParams params;
   params.problem = problem;
   params.seed = seed;
-  params.units_per_chunk =
-      static_cast<int32_t>(problem.width > 1 ? rows_per_chunk(problem.width, bytes, 1) : kBlockBytes / bytes);
+  params.units_per_chunk = units_per_chunk(problem, bytes, log_group);
+  params.whole_words = params.units_per_chunk % (problem.n * kBitsPerWord) == 0;
   params.tiles = tiles_per_block(problem.n, params.units_per_chunk);
   params.words = SmallDivisor(words_per_block(problem.n, params.units_per_chunk));
-  params.table_room = RotationTable::room(problem.n, params.units_per_chunk);
+  // Where at most every other tile has a value, hashing for each value takes less.
+  const bool dense = problem.capacity * problem.n > problem.units / problem.n / 2;
+  params.table_room =
+      dense ? std::min<uint32_t>(params.tiles, RotationTable::room(problem.n, params.units_per_chunk)) : 0;
   params.chunks = ceil_div(problem.units, params.units_per_chunk);
+  params.most_rank = static_cast<uint32_t>(std::min(problem.capacity, int64_t{std::numeric_limits<uint32_t>::max()}));
   params.values = d_values;
   params.out = d_out;
-  ZEN_RETURN_IF_ERROR(
-      make_directory(d_words, problem.batch * problem.n, problem.words, d_scratch, stream, &params.directory));
+  ZEN_RETURN_IF_ERROR(make_directory(d_words, problem.batch * problem.n, problem.words, log_group, d_scratch, stream,
+                                     &params.directory));
   return visit_bits(element, [&](auto bits) { return launch_decode<decltype(bits)>(params, stream); });
 }
 

@@ -13,13 +13,13 @@
 namespace zen::cuda {
 namespace {
 
-// Room for each of a chunk's two lists, which precede its elements in shared memory: for short elements as much as any
-// chunk needs, else as much as is left for three blocks. The lists of a denser chunk extend over the first kCovered of
-// its elements, which are read again, from L2.
+// A chunk's two lists precede its elements in shared memory, which three blocks of a multiprocessor share. They have room
+// for a tenth of the elements, or more if these are short; a denser chunk's extend over its first elements, which are
+// read again, from L2.
 template <typename Bits>
-constexpr int kListRoom = StagedChunk<Bits>::kPerBlock / 32 * (sizeof(Bits) == 2 ? 32 : 13);
+constexpr int kListBytes = (70 << 10) - StagedChunk<Bits>::kPerBlock * static_cast<int>(sizeof(Bits));
 template <typename Bits>
-constexpr int kCovered = 2 * (StagedChunk<Bits>::kPerBlock - kListRoom<Bits>) * sizeof(uint16_t) / sizeof(Bits);
+constexpr int kListUnits = kListBytes<Bits> / (2 * sizeof(uint16_t));
 
 struct DenseParams : PartitionParams {
   SmallDivisor n;
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<States>)
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
   using Chunk = StagedChunk<Bits>;
-  PartitionShared shared(arena, params.servers, kListRoom<Bits>);
+  PartitionShared shared(arena, params.servers, kListUnits<Bits>);
   Bits* const staged = arena.take<Bits>(Chunk::kPerBlock);
   uint16_t* const table = arena.take<uint16_t>(params.table_room);
   Chunk chunk(staged, arena.take<uint64_t>(1), shared.warp_totals);
@@ -87,9 +87,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks<States>)
   const ChunkStart start(block.first_unit(), params.n.divisor);
   const auto sort_and_write = [&](const auto& rotations) {
     chunk.find_nonzeros();
-    const bool fits = chunk.nonzeros() <= kListRoom<Bits>;
-    const int covered = fits ? 0 : kCovered<Bits>;
-    if (!fits) shared.order = shared.offsets + Chunk::kPerBlock;
+    shared.order = shared.offsets + chunk.nonzeros();
+    const int beyond = static_cast<int>(chunk.nonzeros() * 2 * sizeof(uint16_t)) - kListBytes<Bits>;
+    const int covered = beyond <= 0 ? 0 : static_cast<int>((beyond + sizeof(Bits) - 1) / sizeof(Bits));
     chunk.for_each_nonzero(
         [&](uint32_t rank, int offset) { shared.offsets[rank] = static_cast<uint16_t>(offset); });
     __syncwarp();
@@ -163,7 +163,7 @@ size_t one_pass_shared_bytes(const DenseParams& params) {
     PartitionShared(arena, params.servers, params.rows_per_chunk);
     arena.take<uint32_t>(bitmap_words(params.rows_per_chunk));
   } else {
-    PartitionShared(arena, params.servers, kListRoom<Bits>);
+    PartitionShared(arena, params.servers, kListUnits<Bits>);
     arena.take<Bits>(StagedChunk<Bits>::kPerBlock);
     arena.take<uint16_t>(params.table_room);
     arena.take<uint64_t>(1);

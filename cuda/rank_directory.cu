@@ -3,10 +3,9 @@
 namespace zen::cuda {
 namespace {
 
-constexpr int64_t kWarpWords = kWarpSize * kGroupWords;
-
 // Set bits of this lane's group: lane i has group i of the 32 at `words`, which have `left` words in all. A warp loads
-// rows of 32 consecutive words, 4 groups, so that the bitmap's alignment does not matter.
+// rows of 32 consecutive words, whole groups, so that the bitmap's alignment does not matter.
+template <int kGroupWords>
 __device__ inline uint32_t count_group(const uint32_t* words, int left) {
   constexpr int kRowGroups = kWarpSize / kGroupWords;
   uint32_t counts[kGroupWords];
@@ -15,7 +14,7 @@ __device__ inline uint32_t count_group(const uint32_t* words, int left) {
     const int word = row * kWarpSize + lane_id();
     counts[row] = word < left ? __popc(words[word]) : 0;
   }
-  // The 8 lanes that share a group swap halves of their rows until each has one row, summed over them.
+  // The lanes that share a group swap halves of their rows until each has one row, summed over them.
 #pragma unroll
   for (int half = kGroupWords / 2; half > 0; half /= 2) {
     const bool upper = lane_id() & half;
@@ -30,7 +29,11 @@ __device__ inline uint32_t count_group(const uint32_t* words, int left) {
 }
 
 // Each warp counts consecutive groups.
-__global__ void __launch_bounds__(kThreads, 3) fill_directory(const __grid_constant__ DirectoryParams params) {
+template <int kGroupWords>
+__global__ void __launch_bounds__(kThreads, kGroupWords < 4 ? 2 : 4)
+    fill_directory(const __grid_constant__ DirectoryParams params) {
+  constexpr int kGroupsPerThread = words_per_thread(kGroupWords) / kGroupWords;
+  constexpr int64_t kWarpWords = kWarpSize * kGroupWords;
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
   uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
@@ -41,7 +44,7 @@ __global__ void __launch_bounds__(kThreads, 3) fill_directory(const __grid_const
   const uint32_t chunks = static_cast<uint32_t>(params.chunks);  // no more than blocks
   const int64_t bitmap = id / chunks;
   const int64_t chunk = id % chunks;
-  const int64_t first_group = chunk * kGroupsPerChunk + warp_id() * kWarpSize * kGroupsPerThread;
+  const int64_t first_group = (chunk * kWarps + warp_id()) * kWarpSize * kGroupsPerThread;
   const uint32_t* const words = params.bitmaps + bitmap * params.words;
   uint32_t before[kGroupsPerThread];  // set bits of the warp before the lane's groups
   uint32_t warp_total = 0;
@@ -49,7 +52,7 @@ __global__ void __launch_bounds__(kThreads, 3) fill_directory(const __grid_const
   for (int i = 0; i < kGroupsPerThread; ++i) {
     const int64_t first_word = (first_group + i * kWarpSize) * kGroupWords;
     const int left = static_cast<int>(min(params.words - first_word, kWarpWords));
-    const uint32_t count = count_group(words + first_word, left);
+    const uint32_t count = count_group<kGroupWords>(words + first_word, left);
     const uint32_t inclusive = warp_inclusive_sum(count);
     before[i] = warp_total + inclusive - count;
     warp_total += __shfl_sync(kFullWarp, inclusive, kWarpSize - 1);
@@ -76,25 +79,27 @@ __global__ void __launch_bounds__(kThreads, 3) fill_directory(const __grid_const
 
 }  // namespace
 
-cudaError_t make_directory(const uint32_t* d_bitmaps, int64_t count, int64_t words, void* d_scratch,
-                           cudaStream_t stream, DirectoryParams* directory) {
-  const int64_t groups = directory_groups(words);
-  const int64_t chunks = ceil_div(groups, kGroupsPerChunk);
-  const int64_t before_directory = directory_state_bytes(count, words);
+cudaError_t make_directory(const uint32_t* d_bitmaps, int64_t count, int64_t words, uint32_t log_group_words,
+                           void* d_scratch, cudaStream_t stream, DirectoryParams* directory) {
+  const int64_t chunks = directory_chunks(words, log_group_words);
+  const int64_t before_directory = directory_state_bytes(count, words, log_group_words);
   uint32_t* const scratch = static_cast<uint32_t*>(d_scratch);
   *directory = {d_bitmaps,
                 words,
-                groups,
+                directory_groups(words, log_group_words),
                 chunks,
                 scratch,
                 scratch + kTicketBytes / kStateBytes,
-                scratch + before_directory / kStateBytes};
+                scratch + before_directory / kStateBytes,
+                log_group_words};
   ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_scratch, 0, before_directory, stream));
   SharedArena arena = SharedArena::for_measuring();
   arena.take<uint32_t>(kWarps);
   arena.take<uint32_t>(1);
   arena.take<uint32_t>(1);
-  return launch(fill_directory, count * chunks, arena.used(), stream, *directory);
+  constexpr void (*kKernels[])(DirectoryParams) = {fill_directory<1>, fill_directory<2>, fill_directory<4>,
+                                                   fill_directory<kGroupWords>};
+  return launch(kKernels[log_group_words], count * chunks, arena.used(), stream, *directory);
 }
 
 }  // namespace zen::cuda

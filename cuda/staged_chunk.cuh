@@ -14,7 +14,7 @@ namespace zen::cuda {
 template <typename Bits>
 class StagedChunk {
  public:
-  static constexpr int kWordsPerWarp = sizeof(Bits) == 8 ? 12 : 24;  // so that three blocks share a multiprocessor
+  static constexpr int kWordsPerWarp = sizeof(Bits) == 8 ? 16 : 32;  // so that three blocks share a multiprocessor
   static constexpr int kPerWarp = kWordsPerWarp * static_cast<int>(kBitsPerWord);
   static constexpr int kPerBlock = kWarps * kPerWarp;
   static_assert(kWordsPerWarp <= kWarpSize, "a lane holds one word of the bitmap");
@@ -61,7 +61,7 @@ class StagedChunk {
   __device__ uint32_t nonzeros() const { return nonzeros_; }
   // Non-zeros before this warp's, and before the next warp's.
   __device__ uint32_t warp_begin() const { return __shfl_sync(kFullWarp, before_word_, 0); }
-  __device__ uint32_t warp_end() const { return __shfl_sync(kFullWarp, before_word_, kWarpSize - 1); }
+  __device__ uint32_t warp_end() const { return __shfl_sync(kFullWarp, before_word_ + __popc(word_), kWarpSize - 1); }
 
   // Calls visit(rank in the block, offset in the chunk) for each non-zero, in the warp that owns it. A lane goes
   // through the set bits of its word; where a word is nearly full, that takes longer than going through all elements,

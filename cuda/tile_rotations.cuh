@@ -10,6 +10,8 @@
 namespace zen::cuda {
 
 struct HashedRotations {
+  static constexpr bool kCostly = true;
+
   uint32_t first_tile;
   uint32_t n;
   uint32_t seed;
@@ -19,6 +21,8 @@ struct HashedRotations {
 
 class RotationTable {
  public:
+  static constexpr bool kCostly = false;
+
   // Room for the tiles of `units` consecutive units. None for fewer than 8 servers: they have so many tiles that a
   // table would be large and save few hashes.
   static uint32_t room(int64_t n, int64_t units) { return n < 8 ? 0 : static_cast<uint32_t>(units / n + 2); }
