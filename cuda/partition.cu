@@ -13,9 +13,9 @@
 namespace zen::cuda {
 namespace {
 
-// A chunk's two lists precede its elements in shared memory, which three blocks of a multiprocessor share. They have room
-// for a tenth of the elements, or more if these are short; a denser chunk's extend over its first elements, which are
-// read again, from L2.
+// A chunk's two lists precede its elements in shared memory, which three blocks of a multiprocessor share. They have
+// room for a tenth of the elements, or more if these are short; those of a denser chunk extend over its first elements,
+// which are read again, from L2.
 template <typename Bits>
 constexpr int kListBytes = (70 << 10) - StagedChunk<Bits>::kPerBlock * static_cast<int>(sizeof(Bits));
 template <typename Bits>
