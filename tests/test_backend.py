@@ -173,6 +173,21 @@ def test_what_a_library_lacks_runs_in_pure_jax(monkeypatch):
 
 
 @needs_native
+def test_built_with_a_jaxlib_that_is_another_now(monkeypatch):
+    """As after a downgrade: XLA refuses handlers of a newer FFI."""
+
+    def refuse(*_, **__):
+        raise jax.errors.JaxRuntimeError("the handler's API version (9.9) is incompatible")
+
+    monkeypatch.setattr("jax.ffi.register_ffi_target", refuse)
+    library, targets, reason = _native._load.__wrapped__("cpu")
+    assert library is None
+    assert not targets
+    assert "was built with a jaxlib of XLA FFI" in reason
+    assert "API version (9.9)" in reason
+
+
+@needs_native
 def test_only_the_lowering_that_runs_is_traced():
     """Tracing the reference for every message size would take longer than all other tracing."""
 

@@ -7,6 +7,7 @@ from functools import cache
 from types import ModuleType
 
 import jax
+import jaxlib
 
 from zen_jax import errors
 
@@ -35,8 +36,13 @@ def _load(platform: str) -> tuple[ModuleType | None, frozenset[str], str]:
     except ImportError as error:
         return None, frozenset(), f"zen_jax.{module} does not load: {error}"
     targets = library.registrations()
-    for target, capsule in targets.items():
-        jax.ffi.register_ffi_target(target, capsule, platform=ffi_platform)
+    try:
+        for target, capsule in targets.items():
+            jax.ffi.register_ffi_target(target, capsule, platform=ffi_platform)
+    except jax.errors.JaxRuntimeError as error:
+        major, minor = library.ffi_api_version()
+        cause = f"was built with a jaxlib of XLA FFI {major}.{minor}, which jaxlib {jaxlib.__version__} does not take"
+        return None, frozenset(), f"zen_jax.{module} {cause}: {error}"
     return library, frozenset(targets), "custom calls registered"
 
 
