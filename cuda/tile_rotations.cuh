@@ -10,7 +10,7 @@
 namespace zen::cuda {
 
 struct HashedRotations {
-  static constexpr bool kCostly = true;
+  static constexpr bool kCostly = true;  // to look up one that nobody needs
 
   uint32_t first_tile;
   uint32_t n;
