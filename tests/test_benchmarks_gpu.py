@@ -224,7 +224,7 @@ def test_the_gpu_script_measures_before_it_sanitizes(tmp_path):
     assert any(call.startswith(dense) for call in calls)
     tools = [call.split(" --error-exitcode 9 ")[0] for call in calls if call.startswith("compute-sanitizer")]
     options = ["memcheck --report-api-errors no", "racecheck", "initcheck"]
-    assert tools == [f"compute-sanitizer --tool {option}" for option in options]
+    assert tools == [f"compute-sanitizer --tool {option} --kernel-name kns=zen" for option in options]
 
 
 def test_the_gpu_script_starts_again_with_other_sources_or_another_machine(tmp_path):
