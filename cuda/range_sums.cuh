@@ -33,6 +33,13 @@ constexpr int64_t kRangesAtOnce = 264;
 // Workers whose entries are looked up at once.
 constexpr int32_t kWorkersAtOnce = kThreads / 4;
 
+// Addends of one element that a thread holds at once, as registers allow.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kElementsInFlight = 3;
+#else
+constexpr int kElementsInFlight = 4;
+#endif
+
 // The workers' messages and how their sum is cut into ranges, one for each block.
 template <typename Dtype>
 struct SumParams {
@@ -291,7 +298,7 @@ class RangeSums {
   // of them busy: the others wait at the next barriers, with addends of the next parts in flight.
   template <bool kOnePackRows>
   __device__ void add_in_order(const Params& params, uint32_t parts) {
-    constexpr int kInFlight = kOnePackRows && kPackSize == 1 ? 4 : 2;  // as registers allow
+    constexpr int kInFlight = kOnePackRows && kPackSize == 1 ? kElementsInFlight : 2;
     const auto first_row = static_cast<uint32_t>(range_->first_row);
     const uint32_t rows = range_->rows;
     uint32_t next = warp_id() * kWarpSize;

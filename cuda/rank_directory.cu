@@ -3,15 +3,15 @@
 namespace zen::cuda {
 namespace {
 
-// Set bits of this lane's group: lane i has group i of the 32 at `words`, which have `left` words in all. A warp loads
-// rows of 32 consecutive words, whole groups, so that the bitmap's alignment does not matter.
+// Set bits of this lane's group: lane i has group i of 32. A warp loads rows of 32 consecutive words, whole groups, so
+// that the bitmap's alignment does not matter: `words` begins at the lane's in the first row, and has `left`.
 template <int kGroupWords>
 __device__ inline uint32_t count_group(const uint32_t* words, int left) {
   constexpr int kRowGroups = kWarpSize / kGroupWords;
   uint32_t counts[kGroupWords];
 #pragma unroll
   for (int row = 0; row < kGroupWords; ++row) {
-    const int word = row * kWarpSize + lane_id();
+    const int word = row * kWarpSize;
     counts[row] = word < left ? __popc(words[word]) : 0;
   }
   // The lanes that share a group swap halves of their rows until each has one row, summed over them.
@@ -33,7 +33,7 @@ template <int kGroupWords>
 __global__ void __launch_bounds__(kThreads, kGroupWords < 4 ? 2 : 4)
     fill_directory(const __grid_constant__ DirectoryParams params) {
   constexpr int kGroupsPerThread = words_per_thread(kGroupWords) / kGroupWords;
-  constexpr int64_t kWarpWords = kWarpSize * kGroupWords;
+  constexpr int kWarpWords = kWarpSize * kGroupWords;
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
   uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
@@ -45,14 +45,14 @@ __global__ void __launch_bounds__(kThreads, kGroupWords < 4 ? 2 : 4)
   const int64_t bitmap = id / chunks;
   const int64_t chunk = id % chunks;
   const int64_t first_group = (chunk * kWarps + warp_id()) * kWarpSize * kGroupsPerThread;
-  const uint32_t* const words = params.bitmaps + bitmap * params.words;
+  const int64_t first_word = first_group * kGroupWords + lane_id();
+  const uint32_t* const words = params.bitmaps + bitmap * params.words + first_word;
+  const int left = static_cast<int>(min(params.words - first_word, int64_t{kWarpSize * words_per_thread(kGroupWords)}));
   uint32_t before[kGroupsPerThread];  // set bits of the warp before the lane's groups
   uint32_t warp_total = 0;
 #pragma unroll
   for (int i = 0; i < kGroupsPerThread; ++i) {
-    const int64_t first_word = (first_group + i * kWarpSize) * kGroupWords;
-    const int left = static_cast<int>(min(params.words - first_word, kWarpWords));
-    const uint32_t count = count_group<kGroupWords>(words + first_word, left);
+    const uint32_t count = count_group<kGroupWords>(words + i * kWarpWords, left - i * kWarpWords);
     const uint32_t inclusive = warp_inclusive_sum(count);
     before[i] = warp_total + inclusive - count;
     warp_total += __shfl_sync(kFullWarp, inclusive, kWarpSize - 1);
