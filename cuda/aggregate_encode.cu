@@ -203,14 +203,13 @@ cudaError_t aggregate_encode(const AggregateEncodeProblem& problem, Element elem
                              uint32_t* d_words, void* d_units, int32_t* d_count, void* d_scratch, cudaStream_t stream) {
   if (problem.batch == 0) return cudaSuccess;
   const int64_t words = bitmap_words(problem.size);
-  const bool empty = problem.size == 0 || problem.width == 0;
-  if (empty) ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_count, 0, problem.batch * sizeof(int32_t), stream));
-  const int64_t sum_bytes = element == Element::kFloat64 ? 8 : 4;
-  const int64_t rows = empty ? 0 : rows_per_range(problem.size, problem.width, sum_bytes, problem.batch);
-  if (rows < kBitsPerWord && words > 0) {
-    ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_words, 0, problem.batch * words * sizeof(uint32_t), stream));
+  const auto zero_words = [&] {
+    return words > 0 ? cudaMemsetAsync(d_words, 0, problem.batch * words * sizeof(uint32_t), stream) : cudaSuccess;
+  };
+  if (problem.size == 0 || problem.width == 0) {
+    ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_count, 0, problem.batch * sizeof(int32_t), stream));
+    return zero_words();
   }
-  if (empty) return cudaSuccess;
   const bool vectors = fits_vectors(problem.width, element_bytes(element), d_values, d_units);
   return visit_dtype_and_pack(element, vectors, [&](auto dtype, auto pack) {
     using Dtype = decltype(dtype);
@@ -226,6 +225,7 @@ cudaError_t aggregate_encode(const AggregateEncodeProblem& problem, Element elem
     params.units = d_units;
     ZEN_RETURN_IF_ERROR(begin_compaction(problem.batch, params.sums.row_ranges, problem.room, d_count, d_scratch,
                                          stream, &params.compaction));
+    if (params.sums.rows < kBitsPerWord) ZEN_RETURN_IF_ERROR(zero_words());
     const int64_t blocks = problem.batch * params.sums.row_ranges;
     return launch(aggregate_encode_range<Dtype, kPackSize>, blocks, arena.used(), stream, params);
   });

@@ -142,9 +142,8 @@ template <typename Bits>
 __global__ void __launch_bounds__(kThreads, 3) decode_elements(const __grid_constant__ DecodeParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  Vector<Bits>* const vectors = arena.take<Vector<Bits>>(kBlockVectors);
+  uint4* const vectors = arena.take<uint4>(kBlockVectors);
   Bits* const expanded = reinterpret_cast<Bits*>(vectors);
-  uint4* const raw = reinterpret_cast<uint4*>(vectors);
   uint16_t* const table = arena.take<uint16_t>(params.table_room);
 
   const DecodeProblem& problem = params.problem;
@@ -154,7 +153,7 @@ __global__ void __launch_bounds__(kThreads, 3) decode_elements(const __grid_cons
   ServerWord<Bits> word(params, block, threadIdx.x);
   // Still a loop: nvcc would have fully unrolled stores wait for the word, with what find_values() does first.
 #pragma unroll 4
-  for (int i = 0; i < kBlockVectors; i += kThreads) raw[i + threadIdx.x] = make_uint4(0, 0, 0, 0);
+  for (int i = 0; i < kBlockVectors; i += kThreads) vectors[i + threadIdx.x] = make_uint4(0, 0, 0, 0);
   word.find_values(params, block);
   const auto expand = [&](const auto& rotations) {
     __syncthreads();  // the zeros and the table are complete
@@ -179,7 +178,7 @@ __global__ void __launch_bounds__(kThreads, 3) decode_elements(const __grid_cons
 #pragma unroll
   for (uint32_t first = 0; first < kBlockVectors; first += kThreads) {
     const uint32_t i = first + threadIdx.x;
-    if (i < whole) __stcs(reinterpret_cast<uint4*>(out) + i, raw[i]);
+    if (i < whole) __stcs(reinterpret_cast<uint4*>(out) + i, vectors[i]);
   }
   for (uint32_t i = whole * Vector<Bits>::kSize + threadIdx.x; i < block.units; i += kThreads) out[i] = expanded[i];
 }
@@ -203,7 +202,7 @@ __global__ void __launch_bounds__(kThreads, 2) decode_rows(const __grid_constant
     const uint32_t word = *params.directory.word(bucket, tile / 32u);
     int64_t source = -1;
     if (word & bit) {
-      const int64_t rank = BitsBeforeWord(params.directory, bucket, tile / 32u).sum() + __popc(word & (bit - 1u));
+      const int64_t rank = int64_t{bits_before_word(params.directory, bucket, tile / 32u)} + __popc(word & (bit - 1u));
       if (rank < problem.capacity) source = bucket * problem.capacity + rank;
     }
     sources[i] = source;
@@ -244,7 +243,7 @@ cudaError_t launch_decode(const DecodeParams& params, cudaStream_t stream) {
     arena.take<int64_t>(params.units_per_chunk);
     return launch(decode_rows<Bits>, blocks, arena.used(), stream, params);
   }
-  arena.take<Vector<Bits>>(kBlockVectors);
+  arena.take<uint4>(kBlockVectors);
   arena.take<uint16_t>(params.table_room);
   return launch(decode_elements<Bits>, blocks, arena.used(), stream, params);
 }

@@ -161,11 +161,11 @@ class ChunkGroups {
 
   // `states` are the tensor's words(chunks, counters).
   __device__ ChunkGroups(uint32_t* states, uint32_t chunks, uint32_t counters)
-      : counts_(states), groups_(states + chunks * counters), counters_(counters) {}
+      : counts_(states), groups_(states + int64_t{chunks} * counters), counters_(counters) {}
 
   // `count` is at most 2^20.
   __device__ void publish_count(uint32_t chunk, uint32_t counter, uint32_t count) const {
-    publish(counts_ + chunk * counters_ + counter, 1 + count);
+    publish(counts_ + int64_t{chunk} * counters_ + counter, 1 + count);
     atomicAdd(group_sum(chunk / kGroupChunks, counter), kOneChunk + count);
   }
 
@@ -180,7 +180,7 @@ class ChunkGroups {
   template <int kReads = kPerLane>
   __device__ uint32_t look_back(const LaneGroup& lanes, uint32_t counter, uint32_t chunk, bool wanted) const {
     const int before = wanted ? static_cast<int>(chunk % kGroupChunks) : 0;
-    const uint32_t* const counts = counts_ + (chunk - before) * counters_ + counter;
+    const uint32_t* const counts = counts_ + int64_t{chunk - before} * counters_ + counter;
     uint32_t seen[kReads];
     int first = lanes.lane * kReads;
     const auto load_counts = [&] {
@@ -243,7 +243,7 @@ class ChunkGroups {
 
   // A group's sum; its end follows.
   __device__ uint32_t* group_sum(uint32_t group, uint32_t counter) const {
-    return groups_ + 2 * (group * counters_ + counter);
+    return groups_ + 2 * (int64_t{group} * counters_ + counter);
   }
 
   uint32_t* const counts_;  // [chunks, counters]

@@ -49,30 +49,15 @@ struct DirectoryParams {
   }
 };
 
-// The set bits of a bitmap before one of its words, in a directory of groups of kGroupWords. The constructor starts all
-// loads, and only sum() waits for them.
-class BitsBeforeWord {
- public:
-  BitsBeforeWord() = default;
-  __device__ BitsBeforeWord(const DirectoryParams& params, int64_t bitmap, uint32_t index) {
-    before_group_ = params.directory[bitmap * params.groups + params.group(index)];
-    const uint32_t* const word = params.word(bitmap, index);
-    const int place = static_cast<int>(index % kGroupWords);
+// The set bits of a bitmap before one of its words, in a directory of groups of kGroupWords.
+__device__ inline uint32_t bits_before_word(const DirectoryParams& params, int64_t bitmap, uint32_t index) {
+  const uint32_t* const word = params.word(bitmap, index);
+  const int place = static_cast<int>(index % kGroupWords);
+  uint32_t sum = params.directory[bitmap * params.groups + params.group(index)];
 #pragma unroll
-    for (int i = 1; i < kGroupWords; ++i) preceding_[i - 1] = i <= place ? word[-i] : 0;
-  }
-
-  __device__ uint32_t sum() const {
-    uint32_t sum = before_group_;
-#pragma unroll
-    for (const uint32_t word : preceding_) sum += __popc(word);
-    return sum;
-  }
-
- private:
-  uint32_t before_group_ = 0;
-  uint32_t preceding_[kGroupWords - 1] = {};  // in the word's group
-};
+  for (int i = 1; i < kGroupWords; ++i) sum += i <= place ? __popc(word[-i]) : 0;
+  return sum;
+}
 
 // Scratch of the directory of `count` bitmaps: ticket, states, directory.
 inline int64_t directory_state_bytes(int64_t count, int64_t words, uint32_t log_group_words) {

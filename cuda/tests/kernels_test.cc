@@ -257,7 +257,7 @@ void random_cases() {
   const int64_t batch = pick(0, 3) ? 1 : pick(1, 3);
   const int64_t capacity = pick(0, 2) ? pick(1, 40000 / n + 2) : pick(1, 9);
   const uint32_t seed = static_cast<uint32_t>(rng());
-  const int64_t units = random_units(pick(0, 1) ? 12288 : 16384) / batch;
+  const int64_t units = random_units(sizeof(Bits) == 8 ? 8192 : 16384) / batch;
   const int64_t width = random_width();
   const int64_t rows = random_units(std::max<int64_t>(8, 65536 / (width * sizeof(Bits)))) / batch;
   test_partition<Bits>({batch, units, 1, n, capacity}, random_density(), seed);

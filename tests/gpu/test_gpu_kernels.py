@@ -128,7 +128,7 @@ def test_encode(capacity, width, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("n", [1, 7, 128])
+@pytest.mark.parametrize("n", [1, 7, 128, 301, 1025])
 def test_decode(n, width, dtype):
     size, capacity = 150_001 // width, 20_000 // (n * width) + 1
     rng = np.random.default_rng(n)
