@@ -154,6 +154,10 @@ def test_gradient_sharded_over_an_explicit_axis():
         run = jax.shard_map(worker, in_specs=spec(harness.AXIS), out_specs=spec(), axis_names={harness.AXIS})
         with jax.set_mesh(mesh):
             refuses(lambda run=run: run(stack), f"{name} is sharded over axis 'model'", "manual", "shard_map")
+    observe = lambda x: zen.synchronize(harness.AXIS, plan=zen.Profiler()).update(x[0], None)[0]
+    run = jax.shard_map(observe, in_specs=spec(harness.AXIS), out_specs=spec(), axis_names={harness.AXIS})
+    with jax.set_mesh(mesh):
+        refuses(lambda: run(np.ones((N, 12, 6), np.float32)), "Profiler", "Explicit axis 'model'", "axis_names")
     sharded = jax.device_put(np.ones((N, 1, 6), np.float32), jax.sharding.NamedSharding(mesh, spec(harness.AXIS)))
     for name, worker in workers.items():
         run = jax.vmap(worker, axis_name=harness.AXIS)
@@ -207,6 +211,7 @@ def test_synchronize_axis():
     params = {"table": jnp.ones((12, 6))}
     update = lambda g: transform.update(g, transform.init(params))[0]
     refuses(lambda: jax.vmap(update, axis_name=harness.AXIS)({"table": GRADIENT}), "axis_name='nobody'")
+    refuses(lambda: zen.synchronize(()), "axis_name=()", "Give a name")
 
 
 def test_synchronize_state_of_another_tree():

@@ -163,6 +163,13 @@ def test_state_of_another_shape_is_refused():
         optimizer.update(gradient, optimizer.init(table), table)
 
 
+def test_state_of_whole_tables_is_refused():
+    params, optimizer = {"table": jnp.asarray(TABLE)}, embedding.lazy(optax.sm3(0.1))
+    gradient = {"table": zen.RowSparseGradient.from_lookups(jnp.array([3]), jnp.ones((1, D)), V)}
+    with pytest.raises(ValueError, match=r"whole tables, such as optax\.sm3\..*use densify"):
+        optimizer.update(gradient, optimizer.init(params), params)
+
+
 def test_state_of_other_parameters_is_refused():
     optimizer, params = embedding.lazy(optax.adam(0.1)), {"table": jnp.asarray(TABLE)}
     gradient = {"table": zen.RowSparseGradient.from_lookups(jnp.array([3]), jnp.ones((1, D)), V)}

@@ -232,6 +232,29 @@ def test_synchronize_sums_rows(mode):
     assert fused.bytes_dense == 2 * (N - 1) * -(-V * D // N) * 4
 
 
+def test_axes_that_shard_map_leaves_to_the_compiler():
+    """Rows of two tables and lists of two leaves, as elsewhere, where JAX tracks only the workers' axis."""
+    n, ids, rows = 2, RNG.integers(0, V, (2, 2, K)).astype(np.int32), integers(2, 2, K, D)
+    indices = np.sort(RNG.permuted(np.tile(np.arange(V * D, dtype=np.int32), (n, 1)), axis=1)[:, :K], axis=1)
+
+    def worker(lookups):
+        ids, rows, indices, values = lookups
+        taken = embedding.take_rows(jnp.asarray(TABLE), ids[0])
+        lists = [zen.SparseGradient(indices, values, jnp.int32(K), (V, D)) for _ in range(2)]
+        tables = [zen.RowSparseGradient.from_lookups(*lookups, V) for lookups in zip(ids, rows, strict=True)]
+        reduced, _ = zen.synchronize(harness.AXIS, unit="element", dense_below=0).update((lists, tables), None)
+        return embedding.lookup(taken, ids[0]), reduced
+
+    lookups = (ids, rows, indices, integers(n, K))
+    axes, spec = (harness.AXIS, "model"), PartitionSpec(harness.AXIS)
+    mesh = jax.make_mesh((n, 2), axes, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[: 2 * n])
+    one, stacked = (lambda tree, i=i: jax.tree.map(lambda x: x[i], tree) for i in (0, None))
+    run = jax.shard_map(
+        lambda lookups: stacked(worker(one(lookups))), mesh=mesh, in_specs=spec, out_specs=spec, axis_names={axes[0]}
+    )
+    jax.tree.map(assert_same_bits, jax.jit(run)(lookups), harness.spmd(worker, "vmap", n)(lookups))
+
+
 WIDE = 2000  # columns: two rows fill the smallest message
 NUM_ROWS = {"more than are touched": 1000, "fewer than could be touched": 9, "fewer than workers": 3}
 

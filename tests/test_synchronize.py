@@ -153,7 +153,7 @@ def test_state_is_plain_arrays():
 
 
 def test_gradients_narrower_than_their_parameters():
-    """The parameters decide what is fused, and the state keeps its structure."""
+    """The parameters decide under which names it is reported, and the state keeps its structure."""
     params = {"large": jnp.zeros((100, 4)), "small": jnp.zeros(3)}
     gradients = {name: np.ones((N, *leaf.shape), jnp.bfloat16) for name, leaf in params.items()}
     transform = zen.synchronize(harness.AXIS, dense_below=params["large"].nbytes)
@@ -163,6 +163,21 @@ def test_gradients_narrower_than_their_parameters():
     plan = zen.plan(zen.profile(gradients, unit="row"), zen.Cluster(N))
     _, planned = step(zen.synchronize(harness.AXIS, plan=plan, dense_below=1), gradients, params)
     assert set(optax.tree.get(planned, "info")) == {"large", "small"}
+
+
+@pytest.mark.parametrize("before,after", [(1 << 20, 0), (0, 1 << 20)])
+def test_a_state_made_with_another_limit(before, after):
+    """What is fused is up to the limit now; what it is called, to the state."""
+    state = zen.synchronize(harness.AXIS, dense_below=before).init(PARAMS)
+    transform = zen.synchronize(harness.AXIS, scheme="zen", dense_below=after)
+    _, after_step = harness.spmd(lambda g: transform.update(g, state), "vmap", N)(GRADIENTS)
+    assert set(after_step.info) == set(state.info)
+    _, own = step(transform, GRADIENTS, PARAMS)
+    totals = [
+        zen.total([jax.tree.map(lambda field: field[0], info) for info in of.info.values()]) for of in (after_step, own)
+    ]
+    assert float(totals[0].dense_taken) == float(totals[1].dense_taken) == (after > 0)
+    np.testing.assert_allclose(totals[0].bytes_pushed, totals[1].bytes_pushed, 1e-6)
 
 
 def test_leaves_of_one_name_are_refused():

@@ -21,7 +21,7 @@ def axis_names(axis_name: AxisName, argument: str = "axis_name") -> tuple:
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     # JAX reads integers as positions of dimensions, not as named axes.
     named = all(isinstance(name, Hashable) and not isinstance(name, int) for name in names)
-    if not named or len(set(names)) < len(names):
+    if not names or not named or len(set(names)) < len(names):
         raise ValueError(
             f"{argument}={axis_name!r} is not an axis name. Give a name, or several different ones as a tuple."
         )
@@ -84,6 +84,18 @@ def varying_like(x: Array, like: Array) -> Array:
     """x, typed to vary wherever `like` does: both branches of a `lax.cond` must agree on that."""
     missing = tuple(varying(like) - varying(x))
     return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def check_callbacks(what: str) -> None:
+    """Refuses what calls the host where JAX cannot: in a shard_map that leaves Explicit axes out."""
+    mesh = jax.sharding.get_abstract_mesh()
+    explicit = [name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit]
+    if mesh.manual_axes and explicit:
+        raise ValueError(
+            f"{what} calls the host, which JAX cannot do in a shard_map that leaves out Explicit axis {explicit[0]!r}. "
+            "Name it in the axis_names of shard_map, make the mesh with AxisType.Auto, or profile stacked gradients "
+            "with zen_jax.profile."
+        )
 
 
 def check_not_reduced(name: str, x: Array, axis_name: AxisName) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from zen_jax import errors
+from zen_jax._search import count_below
 from zen_jax._sums import accumulator_dtype
 from zen_jax._typing import Array, PyTree
 from zen_jax.kernels import unique_ids
@@ -154,7 +155,7 @@ def lookup(table: Array | TakenRows, ids: Array, *, padding_id: int | None = Non
     if not rows.shape[0]:
         rows = jnp.full_like(rows, jnp.nan, shape=(1, *rows.shape[1:]))  # JAX refuses to read from an empty array
     elif is_taken(table):
-        found = jnp.searchsorted(table.ids, at.reshape(-1)).astype(jnp.int32).reshape(at.shape)
+        found = count_below(table.ids, at)
         missing = (at == num_rows) | (table.ids.at[found].get(mode="clip") != at)
         at = jnp.where(missing, rows.shape[0], found)
     looked_up = rows.at[at].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)

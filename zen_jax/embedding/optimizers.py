@@ -75,8 +75,8 @@ def lazy(inner: optax.GradientTransformation) -> optax.GradientTransformationExt
             )
         except ValueError as error:
             raise ValueError(
-                "state is not that of what lazy wraps, for these gradients. Call init of this very transformation with "
-                "the parameters that they belong to."
+                "state is not that of what lazy wraps, for these gradients, or of what looks at whole tables, such as "
+                "optax.sm3. Call init of this very transformation with their parameters, or use densify."
             ) from error
         rows = jax.tree.map(values_of, updates, is_leaf=is_row_sparse)
         state_of_rows = jax.tree.map(_take_rows_of_state, state, gradients)

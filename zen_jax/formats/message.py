@@ -5,6 +5,7 @@ import numpy as np
 from jax import lax
 
 from zen_jax._lowering import custom_call_or
+from zen_jax._search import count_below
 from zen_jax._typing import Array
 from zen_jax.formats.words import from_words, to_words, words_for
 
@@ -94,7 +95,7 @@ def locate_entries(counts: Array, room: int) -> tuple[Array, Array, Array]:
     end = jnp.cumsum(counts, dtype=jnp.int32)
     entry = jnp.arange(room, dtype=jnp.int32)
     exists = entry < end[-1]
-    bucket = jnp.where(exists, jnp.searchsorted(end, entry, side="right").astype(jnp.int32), 0)
+    bucket = jnp.where(exists, count_below(end, entry + 1), 0)
     return exists, bucket, jnp.where(exists, entry - _at(end - counts, bucket), 0)
 
 

@@ -5,6 +5,7 @@ import numpy as np
 
 from zen_jax import errors, hashing
 from zen_jax._lowering import custom_call_or
+from zen_jax._search import count_below
 from zen_jax._typing import Array
 
 
@@ -82,7 +83,7 @@ def by_server(indices: Array, listed: Array, n: int, seed: int) -> tuple[Array, 
     """
     server = jnp.where(listed, hashing.server_of(indices, n, seed), n)
     entries = jnp.argsort(server, stable=True).astype(jnp.int32)
-    return entries, jnp.searchsorted(server[entries], np.arange(n + 1, dtype=np.int32)).astype(jnp.int32)
+    return entries, count_below(server[entries], np.arange(n + 1, dtype=np.int32))
 
 
 def first_of_each(entries: Array, first: Array, capacity: int) -> Array:

@@ -69,6 +69,7 @@ class Profiler:
         `dense_below` bytes are left out, unless several make up a table of as many. Raises a ValueError if the number
         of workers, seed, `dense_below`, a shape or a dtype differs from before.
         """
+        _axis.check_callbacks("a Profiler")
         n, workers = _axis.axis_size(axis_name), _axis.combined_axes(axis_name, intra_axis)
         if self._cluster is not None:
             self._cluster.check_workers(n, "the axis has")
@@ -104,7 +105,8 @@ class Profiler:
             if before != (shape, dtype):
                 raise ValueError(
                     f"the profiler has watched {name!r} as {before[1]}{list(before[0])}, but now it is "
-                    f"{dtype}{list(shape)}. Use another Profiler for another tree."
+                    f"{dtype}{list(shape)}. Use another Profiler for another tree, or give each a name of its own: "
+                    "synchronize {'name': tree}."
                 )
         self._options = options
         self._leaves |= leaves

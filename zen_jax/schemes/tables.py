@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from zen_jax._search import count_below
 from zen_jax._typing import Array
 from zen_jax.kernels import unique_ids
 from zen_jax.row_sparse import RowSparseGradient
@@ -81,7 +82,7 @@ class Tables:
         ids, slots, _ = unique_ids(ids, self.end)
         order = jnp.zeros_like(slots).at[slots].set(jnp.arange(slots.size, dtype=jnp.int32))
         # The tables before one use no more than their room, so its own room follows its first entry.
-        firsts = [0, *jnp.searchsorted(ids, np.array(self.begins[1:], np.int32))]
+        firsts = [0, *count_below(ids, np.array(self.begins[1:], np.int32))]
         parts = []
         for first, room, begin, num_rows in zip(firsts, self.result_rooms, self.begins, self.num_rows, strict=True):
             own_ids, source = (lax.dynamic_slice_in_dim(x, first, room) for x in (ids, order))

@@ -1,7 +1,7 @@
 """How the leaves of a gradient tree are sent: each by itself, or several as one."""
 
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -44,19 +44,14 @@ def planned_messages(plan: Plan, leaves: Mapping[str, Leaf]) -> list[Message]:
 
 
 def unplanned_messages(
-    leaves: Mapping[str, Leaf],
-    small: Collection[str],
-    *,
-    scheme: str,
-    unit: Unit,
-    bucket_bytes: int,
-    dense_below: int,
+    leaves: Mapping[str, Leaf], *, scheme: str, unit: Unit, bucket_bytes: int, dense_below: int
 ) -> list[Message]:
     """Large arrays by themselves, large lists of elements and small leaves in buckets.
 
-    Under "auto", which sends dense what is not sparse, small leaves that make up a table of at least `dense_below`
-    bytes are sent as this table. All other small leaves are sent dense.
+    Leaves of fewer than `dense_below` bytes are small. Under "auto", which sends dense what is not sparse, those that
+    make up a table of at least as many are sent as this table; all others are sent dense.
     """
+    small = [name for name, leaf in leaves.items() if leaf.nbytes < dense_below]
     own, dense = {"scheme": scheme, "unit": unit}, {"scheme": "dense_ordered", "unit": 1}
     if scheme in registry.DENSE:
         dense["scheme"] = scheme

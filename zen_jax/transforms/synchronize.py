@@ -122,12 +122,10 @@ def synchronize(
             _axis.check_not_reduced(name, values_of(leaf), axes)
             _axis.check_not_sharded(name, values_of(leaf))
 
-    def messages(arrays: dict[str, Leaf], small: Collection[str]) -> list[Message]:
+    def messages(arrays: dict[str, Leaf]) -> list[Message]:
         if isinstance(plan, Plan):
             return planned_messages(plan, arrays)
-        return unplanned_messages(
-            arrays, small, scheme=scheme, unit=unit, bucket_bytes=bucket_bytes, dense_below=dense_below
-        )
+        return unplanned_messages(arrays, scheme=scheme, unit=unit, bucket_bytes=bucket_bytes, dense_below=dense_below)
 
     def init(params: PyTree) -> SynchronizeState:
         named = named_leaves(params)
@@ -151,16 +149,11 @@ def synchronize(
         reports.check_names(names, leaves, dense_below)
         tables = {name: leaf for name, leaf in named if is_row_sparse(leaf)}
         arrays = {name: leaf for name, leaf in named if name not in tables}
-        # What `init` fused stays fused: gradients may be narrower than their parameters.
-        small = [name for name in arrays if name not in names]
         reduced, infos = {}, []
         with jax.named_scope("zen"):
             if isinstance(plan, Profiler):
                 plan.observe(named, axis_name, seed, intra_axis, dense_below)
-            sent = [
-                (message.leaves, partial(reduce_as_one, reduce, **message.options))
-                for message in messages(arrays, small)
-            ]
+            sent = [(message.leaves, partial(reduce_as_one, reduce, **message.options)) for message in messages(arrays)]
             sent += [(group, reduce_tables) for group in row_sparse_messages(tables, axes, bucket_bytes)]
             for group, run in sent:
                 found, info = run([leaves[name] for name in group])
