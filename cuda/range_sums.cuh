@@ -33,7 +33,7 @@ constexpr int64_t kRangesAtOnce = 264;
 // Workers whose entries are looked up at once.
 constexpr int32_t kWorkersAtOnce = kThreads / 4;
 
-// Addends of one element that a thread holds at once, as registers allow.
+// Addends of one element that a thread holds at once: as registers allow, like the 2 of others.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int kElementsInFlight = 3;
 #else

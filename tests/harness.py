@@ -1,4 +1,4 @@
-"""Runs a function of one worker's gradient as n workers, in the four ways that JAX offers."""
+"""Runs a function of one worker's gradient as n workers, in the ways that JAX offers."""
 
 import contextlib
 import functools
@@ -17,8 +17,15 @@ def mesh(n, axis_name=AXIS):
     return jax.make_mesh((n,), (axis_name,), axis_types=(AxisType.Auto,), devices=jax.devices()[:n])
 
 
+def _mesh_with_a_model_axis(n):
+    return jax.make_mesh((n, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[: 2 * n])
+
+
 def spmd(worker, mode, n):
-    """worker: gradient of one worker -> tree of its results. Returns stack [n, ...] -> tree of stacks [n, ...]."""
+    """worker: gradient of one worker -> tree of its results. Returns stack [n, ...] -> tree of stacks [n, ...].
+
+    mode: one of MODES, or "shard_map_of_some_axes", which leaves another axis of the mesh to the compiler.
+    """
     if mode == "vmap":
         return jax.jit(jax.vmap(worker, axis_name=AXIS))
     if mode == "pmap":
@@ -28,10 +35,11 @@ def spmd(worker, mode, n):
     per_worker = PartitionSpec(AXIS)
     mapped = jax.shard_map(
         lambda tree: stacked(worker(one(tree))),
-        mesh=mesh(n),
+        mesh=_mesh_with_a_model_axis(n) if mode == "shard_map_of_some_axes" else mesh(n),
         in_specs=per_worker,
         out_specs=per_worker,
-        check_vma=mode == "shard_map",
+        axis_names={AXIS},
+        check_vma=mode != "shard_map_unchecked",
     )
     return jax.jit(mapped)
 

@@ -86,18 +86,6 @@ def varying_like(x: Array, like: Array) -> Array:
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
-def check_callbacks(what: str) -> None:
-    """Refuses what calls the host where JAX cannot: in a shard_map that leaves Explicit axes out."""
-    mesh = jax.sharding.get_abstract_mesh()
-    explicit = [name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit]
-    if mesh.manual_axes and explicit:
-        raise ValueError(
-            f"{what} calls the host, which JAX cannot do in a shard_map that leaves out Explicit axis {explicit[0]!r}. "
-            "Name it in the axis_names of shard_map, make the mesh with AxisType.Auto, or profile stacked gradients "
-            "with zen_jax.profile."
-        )
-
-
 def check_not_reduced(name: str, x: Array, axis_name: AxisName) -> None:
     """Refuses a gradient that shard_map(check_vma=True) knows to be the same on every worker."""
     axes = axis_names(axis_name)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import AxisType
 
 from zen_jax import _axis
 from zen_jax._typing import Array, AxisName
@@ -67,9 +68,9 @@ class Profiler:
 
         With `intra_axis`, the axis of a machine's devices, it counts each machine's sum. Leaves of fewer than
         `dense_below` bytes are left out, unless several make up a table of as many. Raises a ValueError if the number
-        of workers, seed, `dense_below`, a shape or a dtype differs from before.
+        of workers, seed, `dense_below`, a shape or a dtype differs from before, or JAX cannot call the host from here.
         """
-        _axis.check_callbacks("a Profiler")
+        _check_host_is_in_reach()
         n, workers = _axis.axis_size(axis_name), _axis.combined_axes(axis_name, intra_axis)
         if self._cluster is not None:
             self._cluster.check_workers(n, "the axis has")
@@ -167,6 +168,17 @@ class Profiler:
             leaves[name] = leaf_profile(shape, dtype, counted) if counted else LeafProfile(shape, dtype)
         steps = min(len(reports) for reports in seen.values() if reports)
         return SparsityProfile(leaves=leaves, steps=steps, **self._options)
+
+
+def _check_host_is_in_reach() -> None:
+    mesh = jax.sharding.get_abstract_mesh()
+    explicit = [name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit]
+    if mesh.manual_axes and explicit:
+        raise ValueError(
+            "a Profiler calls the host, which JAX cannot do in a shard_map that leaves out Explicit axis "
+            f"{explicit[0]!r}. Name it in the axis_names of shard_map, make the mesh with AxisType.Auto, or profile "
+            "stacked gradients with zen_jax.profile."
+        )
 
 
 def _examined(named: list[tuple[str, Array]], dense_below: int) -> set[str]:
