@@ -25,27 +25,30 @@ constexpr size_t kDefaultSharedBytes = 48 << 10;
 
 // The host emulation of the kernels defines its own.
 #ifndef ZEN_DYNAMIC_SHARED
-#define ZEN_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+#define ZEN_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 #endif
 
-// Hands out consecutive 16-byte aligned arrays of a block's dynamic shared memory.
+// Hands out consecutive arrays of a block's dynamic shared memory, each from a line of 128 bytes on: to other addresses
+// the copy engine copies at three quarters of the speed.
 class SharedArena {
  public:
   __host__ __device__ explicit SharedArena(unsigned char* base) : base_(base) {}
 
   // An arena on which the host repeats the kernel's calls, to learn how many bytes to ask for.
-  static SharedArena for_measuring() { return SharedArena(reinterpret_cast<unsigned char*>(16)); }
+  static SharedArena for_measuring() { return SharedArena(reinterpret_cast<unsigned char*>(kLineBytes)); }
 
   template <typename T>
   __host__ __device__ T* take(size_t count) {
     T* const array = reinterpret_cast<T*>(base_ + used_);
-    used_ += (count * sizeof(T) + 15) / 16 * 16;
+    used_ += (count * sizeof(T) + kLineBytes - 1) / kLineBytes * kLineBytes;
     return array;
   }
 
   __host__ __device__ size_t used() const { return used_; }
 
  private:
+  static constexpr size_t kLineBytes = 128;
+
   unsigned char* base_;
   size_t used_ = 0;
 };
