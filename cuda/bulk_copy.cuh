@@ -21,7 +21,7 @@ __device__ inline void copy_with_threads(void* to, const void* from, uint32_t by
 }
 #endif
 
-// Loads that arrive together. A block makes them once.
+// Loads that arrive together. A block makes them once, and again only after it has retired those before.
 class BulkLoads {
  public:
   // `arrived` is a word of shared memory. A barrier must follow before the other functions are called.
@@ -69,6 +69,14 @@ class BulkLoads {
     }
 #else
     __syncthreads();
+#endif
+  }
+
+  // After a barrier that follows wait().
+  __device__ void retire() const {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x != 0) return;
+    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(arrived_)) : "memory");
 #endif
   }
 

@@ -21,6 +21,8 @@ BULK = {"S.G": LOAD, "G.S": STORE}
 STREAMS = {
     "partition_elements": (1, 0),
     "partition_rows": (9, 1),
+    "sort_chunks": (1, 0),
+    "move_unlisted": (1, 0),
     "encode_elements": (16, 0),
     "encode_elements<uint16>": (8, 0),
     "encode_rows": (15, 7),

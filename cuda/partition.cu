@@ -2,67 +2,14 @@
 #include <type_traits>
 
 #include "cuda/common/divide.h"
-#include "cuda/common/hash.h"
 #include "cuda/partition.h"
-#include "cuda/partition_block.cuh"
+#include "cuda/partition_elements.cuh"
+#include "cuda/partition_runs.cuh"
 #include "cuda/partition_two_pass.h"
 #include "cuda/rows.cuh"
-#include "cuda/staged_chunk.cuh"
-#include "cuda/tile_rotations.cuh"
 
 namespace zen::cuda {
 namespace {
-
-// A chunk's two lists precede its elements in shared memory, which three blocks of a multiprocessor share. They have
-// room for a tenth of the elements, or more if these are short; those of a denser chunk extend over its first elements,
-// which are read again, from L2.
-template <typename Bits>
-constexpr int kListBytes = (70 << 10) - StagedChunk<Bits>::kPerBlock * static_cast<int>(sizeof(Bits));
-template <typename Bits>
-constexpr int kListUnits = kListBytes<Bits> / (2 * sizeof(uint16_t));
-
-struct DenseParams : PartitionParams {
-  SmallDivisor n;
-  uint32_t table_room;  // tiles whose rotations a block of partition_elements may keep
-};
-
-// Where a unit belongs.
-struct UnitPlace {
-  uint32_t tile;
-  uint32_t server;
-};
-
-// Where a chunk of consecutive units begins: in this tile, at this unit of it.
-struct ChunkStart {
-  uint32_t tile;
-  uint32_t offset;
-
-  __device__ ChunkStart(int64_t first_unit, uint32_t n)
-      : tile(static_cast<uint32_t>(first_unit / n)),
-        offset(static_cast<uint32_t>(first_unit - static_cast<int64_t>(tile) * n)) {}
-};
-
-// The listed units of a chunk.
-template <typename Rotations>
-class ChunkUnits {
- public:
-  __device__ ChunkUnits(const SmallDivisor& n, const uint16_t* offsets, const ChunkStart& start,
-                        const Rotations& rotations)
-      : n_(n), offsets_(offsets), start_(start), rotations_(rotations) {}
-
-  __device__ UnitPlace place(uint32_t j) const {
-    const uint32_t unit = start_.offset + offsets_[j];
-    const uint32_t tile = n_.quotient(unit);
-    return {start_.tile + tile, server_in_tile(n_.remainder(unit, tile), rotations_[tile], n_.divisor)};
-  }
-  __device__ uint32_t server(uint32_t j) const { return place(j).server; }
-
- private:
-  const SmallDivisor n_;
-  const uint16_t* const offsets_;
-  const ChunkStart start_;
-  const Rotations rotations_;
-};
 
 // The chain is faster for 16 servers, and groups are for 128; in between it has not been measured.
 constexpr int64_t kMostServersInChain = 32;
@@ -75,44 +22,28 @@ __global__ void __launch_bounds__(kThreads, kBlocks<States>)
     partition_elements(const __grid_constant__ DenseParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  using Chunk = StagedChunk<Bits>;
-  PartitionShared shared(arena, params.servers, kListUnits<Bits>);
-  Bits* const staged = arena.take<Bits>(Chunk::kPerBlock);
-  uint16_t* const table = arena.take<uint16_t>(params.table_room);
-  Chunk chunk(staged, arena.take<uint64_t>(1), shared.warp_totals);
+  ElementsShared<Bits> shared(arena, params);
+  StagedChunk<Bits> chunk = shared.chunk();
 
-  PartitionBlock<States> block(params, shared, Chunk::kPerBlock);
+  PartitionBlock<States> block(params, shared.lists, StagedChunk<Bits>::kPerBlock);
   const Bits* const x = static_cast<const Bits*>(params.x) + block.batch() * params.problem.units;
   chunk.load(x, block.first_unit(), params.problem.units);
   const ChunkStart start(block.first_unit(), params.n.divisor);
-  const auto sort_and_write = [&](const auto& rotations) {
-    chunk.find_nonzeros();
-    shared.order = shared.offsets + chunk.nonzeros();
-    const int beyond = static_cast<int>(chunk.nonzeros() * 2 * sizeof(uint16_t)) - kListBytes<Bits>;
-    const int covered = beyond <= 0 ? 0 : static_cast<int>((beyond + sizeof(Bits) - 1) / sizeof(Bits));
-    chunk.for_each_nonzero(
-        [&](uint32_t rank, int offset) { shared.offsets[rank] = static_cast<uint16_t>(offset); });
-    __syncwarp();
-    const ChunkUnits units(params.n, shared.offsets, start, rotations);
+  with_rotations(params, start, shared.table, [&](const auto& rotations) {
+    const auto elements = list_nonzeros(&chunk, x + block.first_unit(), &shared);
+    const ChunkUnits units(params.n, shared.lists.offsets, start, rotations);
     block.sort(chunk.warp_begin(), chunk.warp_end(), units);
 
     Bits* const values = static_cast<Bits*>(params.values);
     for (uint32_t s = threadIdx.x; s < chunk.nonzeros(); s += kThreads) {
-      const uint32_t j = shared.order[s];
+      const uint32_t j = shared.lists.order[s];
       const UnitPlace place = units.place(j);
       const int64_t slot = block.slot(s, place.server);
       if (slot < 0) continue;
       params.positions[slot] = static_cast<int32_t>(place.tile);
-      const int offset = shared.offsets[j];
-      values[slot] = offset < covered ? x[block.first_unit() + offset] : staged[offset];
+      values[slot] = elements[shared.lists.offsets[j]];
     }
-  };
-  const HashedRotations hashed = {start.tile, params.n.divisor, params.seed};
-  if (params.table_room > 0) {
-    sort_and_write(RotationTable(table, params.table_room, hashed));
-  } else {
-    sort_and_write(hashed);
-  }
+  });
 }
 
 template <typename Bits>
@@ -163,10 +94,7 @@ size_t one_pass_shared_bytes(const DenseParams& params) {
     PartitionShared(arena, params.servers, params.rows_per_chunk);
     arena.take<uint32_t>(bitmap_words(params.rows_per_chunk));
   } else {
-    PartitionShared(arena, params.servers, kListUnits<Bits>);
-    arena.take<Bits>(StagedChunk<Bits>::kPerBlock);
-    arena.take<uint16_t>(params.table_room);
-    arena.take<uint64_t>(1);
+    ElementsShared<Bits>(arena, params);
   }
   return arena.used();
 }
@@ -189,14 +117,15 @@ cudaError_t launch_one_pass(const DenseParams& params, size_t shared_bytes, cuda
 
 }  // namespace
 
-int64_t partition_scratch_bytes(int64_t units, int64_t width, int64_t element_bytes, int64_t n) {
+int64_t partition_scratch_bytes(int64_t units, int64_t width, int64_t element_bytes, int64_t n, int64_t capacity) {
   if (units == 0 || width == 0) return 0;
   const int64_t two_pass = two_pass_scratch_bytes(units, n);
   if (n > kMaxOnePassServers) return two_pass;
-  // Enough for either, because only the device knows which one runs.
+  // Enough for each, because only the device and the batch tell which one runs.
   const int64_t chunks = ceil_div(units, units_per_chunk(width, element_bytes));
   const auto one_pass = is_chained(n, width) ? state_bytes<ChunkChain> : state_bytes<ChunkGroups>;
-  return std::max(two_pass, one_pass(1, chunks, n));
+  const bool runs = suits_runs({1, units, width, n, capacity});
+  return std::max({two_pass, one_pass(1, chunks, n), runs ? runs_scratch_bytes(units, element_bytes, n, capacity) : 0});
 }
 
 cudaError_t partition(const PartitionProblem& problem, Element element, uint32_t seed, const void* d_x,
@@ -221,7 +150,9 @@ cudaError_t partition(const PartitionProblem& problem, Element element, uint32_t
     for (const uint32_t room : {RotationTable::room(problem.n, per_chunk), 0u}) {
       params.table_room = room;
       const size_t shared_bytes = one_pass_shared_bytes<Bits>(params);
-      if (shared_bytes <= static_cast<size_t>(most_shared)) return launch_one_pass<Bits>(params, shared_bytes, stream);
+      if (shared_bytes > static_cast<size_t>(most_shared)) continue;
+      return suits_runs(problem) ? partition_runs(params, element, shared_bytes, d_scratch, stream)
+                                 : launch_one_pass<Bits>(params, shared_bytes, stream);
     }
     return two_pass();
   });

@@ -16,7 +16,7 @@ namespace zen::cuda {
 constexpr int64_t kMaxOnePassServers = 1024;
 
 // Scratch for one batch item; a batch needs `batch` times as much in one piece.
-int64_t partition_scratch_bytes(int64_t units, int64_t width, int64_t element_bytes, int64_t n);
+int64_t partition_scratch_bytes(int64_t units, int64_t width, int64_t element_bytes, int64_t n, int64_t capacity);
 
 // x [batch, units, width] to positions [batch, n, capacity], values [batch, n, capacity, width] and counts [batch, n].
 // Each server's bucket holds the first `capacity` of its non-zero units by ascending position; entries beyond

@@ -57,6 +57,9 @@ class StagedChunk {
     nonzeros_ = sum.total;
   }
 
+  // After find_nonzeros and before the block loads another chunk.
+  __device__ void retire() const { loads_.retire(); }
+
   // Non-zeros of the whole block.
   __device__ uint32_t nonzeros() const { return nonzeros_; }
   // Non-zeros before this warp's, and before the next warp's.

@@ -33,7 +33,7 @@ void define_module(Module& m) {
   m.def("ffi_api_version", [] { return std::pair<int, int>(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); },
         "Version (major, minor) of the XLA FFI headers that this was built with.");
 #if defined(ZEN_WITH_CUDA)
-  m.def("partition_scratch_bytes", &cuda::partition_scratch_bytes, "Bytes for (units, width, itemsize, n).");
+  m.def("partition_scratch_bytes", &cuda::partition_scratch_bytes, "Bytes for (units, width, itemsize, n, capacity).");
   m.def("partition_coo_scratch_bytes", &cuda::partition_coo_scratch_bytes, "Bytes for (entries, n).");
   m.def("aggregate_encode_scratch_bytes", &cuda::aggregate_encode_scratch_bytes, "Bytes for (size, width, itemsize).");
   m.def("encode_scratch_bytes", &cuda::encode_scratch_bytes, "Bytes for (size, width, itemsize).");

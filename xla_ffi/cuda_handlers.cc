@@ -54,7 +54,8 @@ ffi::Error partition_handler(cudaStream_t stream, ffi::AnyBuffer x, Result posit
   const auto problem = check_partition(x, *positions, *values, *counts);
   if (problem.has_error()) return problem.error();
   const int64_t bytes =
-      cuda::partition_scratch_bytes(problem->units, problem->width, ffi::ByteWidth(x.element_type()), problem->n);
+      cuda::partition_scratch_bytes(problem->units, problem->width, ffi::ByteWidth(x.element_type()), problem->n,
+                                    problem->capacity);
   if (ffi::Error error = check_scratch("zen_partition", *scratch, problem->batch, bytes); error.failure()) return error;
   return status("zen_partition",
                 cuda::partition(*problem, element(x), *seed, x.untyped_data(), data<int32_t>(*positions),

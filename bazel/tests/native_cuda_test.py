@@ -7,4 +7,4 @@ module = native_module.load("_native_cuda")
 import zen_jax  # noqa: E402
 
 assert zen_jax.backend_info()["cuda"].startswith("custom calls"), zen_jax.backend_info()
-assert module.partition_scratch_bytes(1 << 20, 1, 4, 8) > 0
+assert module.partition_scratch_bytes(1 << 20, 1, 4, 8, 1 << 14) > 0

@@ -78,7 +78,8 @@ void test_partition(const PartitionProblem& p, double density, uint32_t seed) {
   Buffer<int32_t> positions(p.batch * p.n * p.capacity, -7);
   Buffer<Bits> values(p.batch * p.n * p.capacity * p.width, kUnwritten<Bits>);
   Buffer<int32_t> counts(p.batch * p.n, -7);
-  Buffer<uint32_t> scratch = make_scratch(p.batch, partition_scratch_bytes(p.units, p.width, sizeof(Bits), p.n));
+  Buffer<uint32_t> scratch =
+      make_scratch(p.batch, partition_scratch_bytes(p.units, p.width, sizeof(Bits), p.n, p.capacity));
   CHECK(partition(p, element_of<Bits>(), seed, x.data(), positions.data(), values.data(), counts.data(), scratch.data(),
                   nullptr) == cudaSuccess,
         "%s", name);
@@ -297,7 +298,9 @@ void random_sums() {
 // A GPU whose blocks have too little shared memory for a table of rotations, or even for one pass, like an A10's.
 void test_partition_on_a_small_gpu() {
   const int of_h200 = std::exchange(emulation::most_shared_bytes, 99 << 10);
-  for (const int64_t n : {8, 128}) test_partition<uint32_t>({1, 9000, 1, n, 20}, 0.3, 5);
+  for (const int64_t n : {8, 128}) {
+    for (const int64_t capacity : {4, 400}) test_partition<uint32_t>({1, 9000, 1, n, capacity}, 0.3, 5);
+  }
   emulation::most_shared_bytes = of_h200;
 }
 
@@ -314,10 +317,20 @@ void test_elements_by_servers() {
   }
 }
 
+// Buckets with room for few elements: a list that holds what a chunk finds, or not.
+template <typename Bits>
+void test_partition_runs() {
+  emulation::set_schedule(rng(), 3);
+  const int64_t units = 70'001;
+  for (const int64_t n : {1, 2, 16, 40, 128}) {
+    for (const double density : {0.02, 0.3}) test_partition<Bits>({2, units, 1, n, units / (15 * n)}, density, 5);
+  }
+}
+
 // More chunks than a look-back's group holds, for many counters; test_large_shard has them for one.
 void test_many_chunks() {
   emulation::set_schedule(rng(), 3);
-  test_partition<uint32_t>({1, 420'000, 1, 40, 350}, 0.03, 5);
+  test_partition<uint32_t>({1, 560'000, 1, 40, 1800}, 0.03, 5);
 }
 
 // Bitmaps of several chunks of a directory, not all aligned.
@@ -373,6 +386,9 @@ int main(int argc, char** argv) {
   zen::cuda::test_elements_by_servers<uint16_t>();
   zen::cuda::test_elements_by_servers<uint32_t>();
   zen::cuda::test_elements_by_servers<uint64_t>();
+  zen::cuda::test_partition_runs<uint16_t>();
+  zen::cuda::test_partition_runs<uint32_t>();
+  zen::cuda::test_partition_runs<uint64_t>();
   zen::cuda::test_many_chunks();
   zen::cuda::test_long_bitmaps();
   for (int i = 0; i < rounds; ++i) {

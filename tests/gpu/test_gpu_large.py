@@ -13,12 +13,19 @@ SEED = 5
 MEMORY = 30e9  # bytes: the gradient, the shards and the result have 8.6 GB each
 
 
-def test_many_elements():
-    """More chunks than the device runs blocks at once, so that look-back waits for blocks of several waves."""
-    n, units, capacity = 16, 60_000_007, 400_000
+@pytest.mark.parametrize(
+    ("units", "capacity"),
+    [(60_000_007, 600_000), (140_000_007, 500_000), (60_000_007, 100_000)],
+    ids=["in one pass", "by runs", "by runs, of which some are not listed"],
+)
+def test_many_elements(units, capacity):
+    """More chunks than the device runs blocks at once, so that look-back waits for blocks of several waves; or more
+    runs of a server than a block scans at once.
+    """
+    n = 16
     rng = np.random.default_rng(0)
     x = np.zeros(units, np.float32)
-    x[rng.integers(0, units, units // 12)] = 1
+    x[rng.integers(0, units, units // 24)] = 1
     positions, _, counts = jax.jit(lambda x: zen.kernels.partition(x, n, capacity, seed=SEED))(x)
     nonzero = np.flatnonzero(x)
     servers = oracle.server_of(nonzero, n, SEED)

@@ -50,7 +50,7 @@ def partition(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array,
         "zen_partition",
         [rows],
         [((n, capacity), jnp.int32), ((n, capacity, width), x.dtype), ((n,), jnp.int32)],
-        lambda cuda: cuda.partition_scratch_bytes(units, width, itemsize, n),
+        lambda cuda: cuda.partition_scratch_bytes(units, width, itemsize, n, capacity),
         seed=np.uint32(seed),
     )
     return positions, values.reshape(n, capacity, *row), counts
