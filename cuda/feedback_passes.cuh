@@ -25,9 +25,9 @@ struct ChunkArrays {
   Sum* velocity;  // null without momentum
 
   __host__ __device__ ChunkArrays(SharedArena& arena, bool has_velocity)
-      : sent(arena.take<Stored>(kPerBlock)),
-        total(arena.take<Sum>(kPerBlock)),
-        velocity(has_velocity ? arena.take<Sum>(kPerBlock) : nullptr) {}
+      : sent(arena.take_lines<Stored>(kPerBlock)),
+        total(arena.take_lines<Sum>(kPerBlock)),
+        velocity(has_velocity ? arena.take_lines<Sum>(kPerBlock) : nullptr) {}
 
   // Whether the elements from `first` on can be moved in bulk.
   __device__ static bool fits_bulk(const Params<Update>& params, int64_t first, int count) {

@@ -28,8 +28,7 @@ constexpr size_t kDefaultSharedBytes = 48 << 10;
 #define ZEN_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 #endif
 
-// Hands out consecutive arrays of a block's dynamic shared memory, each from a line of 128 bytes on: to other addresses
-// the copy engine copies at three quarters of the speed.
+// Hands out consecutive arrays of a block's dynamic shared memory, aligned to 16 bytes.
 class SharedArena {
  public:
   __host__ __device__ explicit SharedArena(unsigned char* base) : base_(base) {}
@@ -40,8 +39,15 @@ class SharedArena {
   template <typename T>
   __host__ __device__ T* take(size_t count) {
     T* const array = reinterpret_cast<T*>(base_ + used_);
-    used_ += (count * sizeof(T) + kLineBytes - 1) / kLineBytes * kLineBytes;
+    used_ += round_up(count * sizeof(T), 16);
     return array;
+  }
+
+  // For bulk copies: to an address that does not begin a line, the copy engine loads at three quarters of the speed.
+  template <typename T>
+  __host__ __device__ T* take_lines(size_t count) {
+    used_ = round_up(used_, kLineBytes);
+    return take<T>(count);
   }
 
   __host__ __device__ size_t used() const { return used_; }
@@ -49,15 +55,22 @@ class SharedArena {
  private:
   static constexpr size_t kLineBytes = 128;
 
+  __host__ __device__ static size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
   unsigned char* base_;
   size_t used_ = 0;
 };
 
-// The most dynamic shared memory that the current device gives a block on request.
-inline cudaError_t most_shared_bytes(int* bytes) {
+// Of the current device.
+inline cudaError_t device_attribute(cudaDeviceAttr attribute, int* value) {
   int device = 0;
   ZEN_RETURN_IF_ERROR(cudaGetDevice(&device));
-  return cudaDeviceGetAttribute(bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return cudaDeviceGetAttribute(value, attribute, device);
+}
+
+// The most dynamic shared memory that the current device gives a block on request.
+inline cudaError_t most_shared_bytes(int* bytes) {
+  return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, bytes);
 }
 
 template <typename... Params, typename... Args>

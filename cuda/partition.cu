@@ -11,6 +11,9 @@
 namespace zen::cuda {
 namespace {
 
+// Runs take three launches more. That this many chunks for each multiprocessor are worth them is an estimate.
+constexpr int64_t kLeastChunksForRuns = 24;
+
 // The chain is faster for 16 servers, and groups are for 128; in between it has not been measured.
 constexpr int64_t kMostServersInChain = 32;
 
@@ -23,9 +26,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks<States>)
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
   ElementsShared<Bits> shared(arena, params);
+  const BucketsShared buckets(arena, params.servers);
   StagedChunk<Bits> chunk = shared.chunk();
 
-  PartitionBlock<States> block(params, shared.lists, StagedChunk<Bits>::kPerBlock);
+  PartitionBlock<States> block(params, shared.lists, buckets, StagedChunk<Bits>::kPerBlock);
   const Bits* const x = static_cast<const Bits*>(params.x) + block.batch() * params.problem.units;
   chunk.load(x, block.first_unit(), params.problem.units);
   const ChunkStart start(block.first_unit(), params.n.divisor);
@@ -50,12 +54,13 @@ template <typename Bits>
 __global__ void __launch_bounds__(kThreads, 2) partition_rows(const __grid_constant__ DenseParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  const PartitionShared shared(arena, params.servers, params.rows_per_chunk);
+  const SortShared lists(arena, params.servers, params.rows_per_chunk);
+  const BucketsShared buckets(arena, params.servers);
   uint32_t* const words = arena.take<uint32_t>(bitmap_words(params.rows_per_chunk));
 
   const int word_count = static_cast<int>(bitmap_words(params.rows_per_chunk));
   if (threadIdx.x < word_count) words[threadIdx.x] = 0;
-  PartitionBlock<ChunkChain> block(params, shared, params.rows_per_chunk);
+  PartitionBlock<ChunkChain> block(params, lists, buckets, params.rows_per_chunk);
   const int64_t width = params.problem.width;
   const int64_t left = params.problem.units - block.first_unit();
   const Bits* const rows =
@@ -63,22 +68,22 @@ __global__ void __launch_bounds__(kThreads, 2) partition_rows(const __grid_const
   mark_nonzero_rows(rows, left < params.rows_per_chunk ? left : params.rows_per_chunk, width, words);
   __syncthreads();
   const uint32_t word = threadIdx.x < word_count ? words[threadIdx.x] : 0;
-  const BlockSum sum = block_exclusive_sum(__popc(word), shared.warp_totals);
-  expand_word(word, sum.before, threadIdx.x * kBitsPerWord, shared.offsets);
+  const BlockSum sum = block_exclusive_sum(__popc(word), lists.warp_totals);
+  expand_word(word, sum.before, threadIdx.x * kBitsPerWord, lists.offsets);
   const ChunkStart start(block.first_unit(), params.n.divisor);
-  const ChunkUnits units(params.n, shared.offsets, start, HashedRotations{start.tile, params.n.divisor, params.seed});
+  const ChunkUnits units(params.n, lists.offsets, start, HashedRotations{start.tile, params.n.divisor, params.seed});
   block.sort(sum.total, units);
 
   const int lanes = lanes_per_row(ceil_div(width, Vector<Bits>::kSize));
   Bits* const values = static_cast<Bits*>(params.values);
   for (uint32_t s = threadIdx.x / lanes; s < sum.total; s += kThreads / lanes) {
-    const uint32_t j = shared.order[s];
+    const uint32_t j = lists.order[s];
     const UnitPlace place = units.place(j);
     const int64_t slot = block.slot(s, place.server);
     if (slot < 0) continue;
     const int lane = lane_id() % lanes;
     if (lane == 0) params.positions[slot] = static_cast<int32_t>(place.tile);
-    copy_row(values + slot * width, rows + shared.offsets[j] * width, width, lane, lanes);
+    copy_row(values + slot * width, rows + lists.offsets[j] * width, width, lane, lanes);
   }
 }
 
@@ -91,11 +96,12 @@ template <typename Bits>
 size_t one_pass_shared_bytes(const DenseParams& params) {
   SharedArena arena = SharedArena::for_measuring();
   if (params.problem.width > 1) {
-    PartitionShared(arena, params.servers, params.rows_per_chunk);
+    SortShared(arena, params.servers, params.rows_per_chunk);
     arena.take<uint32_t>(bitmap_words(params.rows_per_chunk));
   } else {
     ElementsShared<Bits>(arena, params);
   }
+  BucketsShared(arena, params.servers);
   return arena.used();
 }
 
@@ -142,8 +148,10 @@ cudaError_t partition(const PartitionProblem& problem, Element element, uint32_t
   const int64_t per_chunk = units_per_chunk(problem.width, bytes);
   DenseParams params = {partition_params(problem, per_chunk, seed, d_x, d_positions, d_values, d_counts, d_scratch),
                         SmallDivisor(static_cast<uint32_t>(problem.n)), 0};
-  int most_shared = 0;
+  int most_shared = 0, multiprocessors = 0;
   ZEN_RETURN_IF_ERROR(most_shared_bytes(&most_shared));
+  ZEN_RETURN_IF_ERROR(device_attribute(cudaDevAttrMultiProcessorCount, &multiprocessors));
+  const bool by_runs = suits_runs(problem) && problem.batch * params.chunks >= kLeastChunksForRuns * multiprocessors;
   return visit_bits(element, [&](auto bits) {
     using Bits = decltype(bits);
     // One pass without a table is better than two.
@@ -151,8 +159,8 @@ cudaError_t partition(const PartitionProblem& problem, Element element, uint32_t
       params.table_room = room;
       const size_t shared_bytes = one_pass_shared_bytes<Bits>(params);
       if (shared_bytes > static_cast<size_t>(most_shared)) continue;
-      return suits_runs(problem) ? partition_runs(params, element, shared_bytes, d_scratch, stream)
-                                 : launch_one_pass<Bits>(params, shared_bytes, stream);
+      return by_runs ? partition_runs(params, element, multiprocessors, d_scratch, stream)
+                     : launch_one_pass<Bits>(params, shared_bytes, stream);
     }
     return two_pass();
   });

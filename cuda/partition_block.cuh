@@ -52,13 +52,24 @@ cudaError_t zero_states(const PartitionParams& params, cudaStream_t stream) {
                          stream);
 }
 
+// A block's shared memory besides that for sorting, for `n` servers.
+struct BucketsShared {
+  uint32_t* ticket;  // [1]
+  uint32_t* ends;    // [n], before which places in `order` the server's bucket has room
+  int64_t* shifts;   // [n], from a place in `order` to a slot, in units from the start of positions and values
+
+  __host__ __device__ BucketsShared(SharedArena& arena, uint32_t n)
+      : ticket(arena.take<uint32_t>(1)), ends(arena.take<uint32_t>(n)), shifts(arena.take<int64_t>(n)) {}
+};
+
 template <typename States>
 class PartitionBlock {
  public:
   // Takes the next chunk; has a barrier.
-  __device__ PartitionBlock(const PartitionParams& params, const PartitionShared& shared, int64_t units_per_chunk)
-      : params_(params), shared_(shared), sort_(shared, params.servers), n_(params.servers) {
-    const uint32_t id = take_ticket(params.ticket, shared.ticket), chunks = static_cast<uint32_t>(params.chunks);
+  __device__ PartitionBlock(const PartitionParams& params, const SortShared& lists, const BucketsShared& buckets,
+                            int64_t units_per_chunk)
+      : params_(params), lists_(lists), buckets_(buckets), sort_(lists, params.servers), n_(params.servers) {
+    const uint32_t id = take_ticket(params.ticket, buckets.ticket), chunks = static_cast<uint32_t>(params.chunks);
     batch_ = id / chunks;
     chunk_ = id % chunks;
     first_unit_ = chunk_ * units_per_chunk;
@@ -85,10 +96,10 @@ class PartitionBlock {
     __syncthreads();
   }
 
-  // The slot, in units from the start of positions and values, for place `s` of shared.order, whose unit goes to
+  // The slot, in units from the start of positions and values, for place `s` of lists.order, whose unit goes to
   // `server`; -1 if the bucket is full.
   __device__ int64_t slot(uint32_t s, uint32_t server) const {
-    return s < shared_.ends[server] ? s + shared_.shifts[server] : -1;
+    return s < buckets_.ends[server] ? s + buckets_.shifts[server] : -1;
   }
 
  private:
@@ -110,18 +121,19 @@ class PartitionBlock {
       const bool wanted = server < n_;
       const uint32_t before = states().look_back(group, server, chunk_, wanted);
       if (!wanted || group.lane != 0) continue;
-      const uint32_t start = shared_.starts[server], count = shared_.starts[server + 1] - start;
+      const uint32_t start = lists_.starts[server], count = lists_.starts[server + 1] - start;
       const uint32_t through = before + count;
       states().publish_end(chunk_, server, through);
       const int64_t capacity = params_.problem.capacity, left = capacity - before;
-      shared_.shifts[server] = bucket(server) * capacity + before - start;
-      shared_.ends[server] = start + (left <= 0 ? 0 : left < count ? static_cast<uint32_t>(left) : count);
+      buckets_.shifts[server] = bucket(server) * capacity + before - start;
+      buckets_.ends[server] = start + (left <= 0 ? 0 : left < count ? static_cast<uint32_t>(left) : count);
       if (chunk_ == params_.chunks - 1) params_.counts[bucket(server)] = static_cast<int32_t>(through);
     }
   }
 
   const PartitionParams& params_;
-  const PartitionShared& shared_;
+  const SortShared& lists_;
+  const BucketsShared& buckets_;
   const ServerSort sort_;
   const uint32_t n_;
   uint32_t batch_;

@@ -15,7 +15,7 @@ constexpr int64_t kServersAtOnce = 1024;
 constexpr int kRows = 16;  // of 32 entries each, that a warp takes
 constexpr int kPerWarp = kRows * kWarpSize;
 constexpr int64_t kPerBlock = kWarps * kPerWarp;
-static_assert(kPerBlock <= PartitionShared::kMaxUnits, "counts of a chunk have 16 bits");
+static_assert(kPerBlock <= SortShared::kMaxUnits, "counts of a chunk have 16 bits");
 
 struct ListParams : PartitionParams {
   const int32_t* indices;
@@ -33,10 +33,11 @@ template <typename Bits>
 __global__ void __launch_bounds__(kThreads, 2) partition_list(const __grid_constant__ ListParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  const PartitionShared shared(arena, params.servers, kPerBlock);
+  const SortShared lists(arena, params.servers, kPerBlock);
+  const BucketsShared buckets(arena, params.servers);
   uint16_t* const servers = arena.take<uint16_t>(kPerBlock);
 
-  PartitionBlock<ChunkChain> block(params, shared, kPerBlock);
+  PartitionBlock<ChunkChain> block(params, lists, buckets, kPerBlock);
   const uint32_t n = static_cast<uint32_t>(params.problem.n);
   const int64_t first = block.batch() * params.problem.units + block.first_unit();
   const int64_t listed = min(static_cast<int64_t>(params.count[block.batch()]), params.problem.units);
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(kThreads, 2) partition_list(const __grid_const
     mine |= static_cast<uint32_t>(taken) << row;
     of_warp += __popc(__ballot_sync(kFullWarp, taken));
   }
-  const BlockSum sum = block_exclusive_sum(lane_id() == kWarpSize - 1 ? of_warp : 0, shared.warp_totals);
+  const BlockSum sum = block_exclusive_sum(lane_id() == kWarpSize - 1 ? of_warp : 0, lists.warp_totals);
   uint32_t first_of_row = sum.before;
 #pragma unroll
   for (int row = 0; row < kRows; ++row) {
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, 2) partition_list(const __grid_const
     const uint32_t of_row = __ballot_sync(kFullWarp, taken);
     const uint32_t rank = first_of_row + __popc(of_row & ((1u << lane_id()) - 1u));
     if (taken) {
-      shared.offsets[rank] = static_cast<uint16_t>(offset(row));
+      lists.offsets[rank] = static_cast<uint16_t>(offset(row));
       servers[rank] = static_cast<uint16_t>(server[row]);
     }
     first_of_row += __popc(of_row);
@@ -73,11 +74,11 @@ __global__ void __launch_bounds__(kThreads, 2) partition_list(const __grid_const
   const Bits* const from = static_cast<const Bits*>(params.x) + first;
   Bits* const values = static_cast<Bits*>(params.values);
   for (uint32_t s = threadIdx.x; s < sum.total; s += kThreads) {
-    const uint32_t j = shared.order[s];
+    const uint32_t j = lists.order[s];
     const int64_t slot = block.slot(s, servers[j]);
     if (slot < 0) continue;
-    params.positions[slot] = static_cast<int32_t>(static_cast<uint32_t>(indices[shared.offsets[j]]) / n);
-    values[slot] = from[shared.offsets[j]];
+    params.positions[slot] = static_cast<int32_t>(static_cast<uint32_t>(indices[lists.offsets[j]]) / n);
+    values[slot] = from[lists.offsets[j]];
   }
 }
 
@@ -100,7 +101,8 @@ cudaError_t partition_coo(const PartitionProblem& problem, Element element, uint
     params.first_server = static_cast<uint32_t>(server);
     params.servers = static_cast<uint32_t>(std::min(kServersAtOnce, problem.n - server));
     SharedArena arena = SharedArena::for_measuring();
-    PartitionShared(arena, params.servers, kPerBlock);
+    SortShared(arena, params.servers, kPerBlock);
+    BucketsShared(arena, params.servers);
     arena.take<uint16_t>(kPerBlock);
     ZEN_RETURN_IF_ERROR(zero_states<ChunkChain>(params, stream));
     ZEN_RETURN_IF_ERROR(visit_bits(element, [&](auto bits) {

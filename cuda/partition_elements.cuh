@@ -69,14 +69,16 @@ constexpr int kListUnits = kListBytes<Bits> / (2 * sizeof(uint16_t));
 // A block's shared memory.
 template <typename Bits>
 struct ElementsShared {
-  PartitionShared lists;
+  static_assert(StagedChunk<Bits>::kPerBlock <= SortShared::kMaxUnits, "counts of a chunk have 16 bits");
+
+  SortShared lists;
   Bits* staged;      // [StagedChunk<Bits>::kPerBlock]
   uint16_t* table;   // [params.table_room]
   uint64_t* arrived; // [1]
 
   __host__ __device__ ElementsShared(SharedArena& arena, const DenseParams& params)
       : lists(arena, params.servers, kListUnits<Bits>),
-        staged(arena.take<Bits>(StagedChunk<Bits>::kPerBlock)),
+        staged(arena.take_lines<Bits>(StagedChunk<Bits>::kPerBlock)),
         table(arena.take<uint16_t>(params.table_room)),
         arrived(arena.take<uint64_t>(1)) {}
 
@@ -99,7 +101,7 @@ template <typename Bits>
 __device__ ListedElements<Bits> list_nonzeros(StagedChunk<Bits>* chunk, const Bits* source,
                                               ElementsShared<Bits>* shared) {
   chunk->find_nonzeros();
-  PartitionShared& lists = shared->lists;
+  SortShared& lists = shared->lists;
   lists.order = lists.offsets + chunk->nonzeros();
   const int beyond = static_cast<int>(chunk->nonzeros() * 2 * sizeof(uint16_t)) - kListBytes<Bits>;
   const int covered = beyond <= 0 ? 0 : static_cast<int>((beyond + sizeof(Bits) - 1) / sizeof(Bits));

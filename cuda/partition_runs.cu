@@ -1,13 +1,16 @@
 #include "cuda/partition_runs.cuh"
 
-#include <algorithm>
 #include <limits>
+#include <type_traits>
 
 namespace zen::cuda {
 namespace {
 
-// Where measured, this is faster than one pass up to 6 % non-zeros, and for 128 servers still.
+// Nobody knows yet how many non-zeros there are; the buckets' slots stand for them. This is faster than one pass up to 6 %
+// non-zeros, and for 128 servers still. Fewer slots than a thousandth are of a call that only counts: all chunks would be
+// sorted twice.
 constexpr int64_t kLeastUnitsPerSlot = 15;
+constexpr int64_t kMostUnitsPerSlot = 1000;
 constexpr int64_t kMostServers = 128;
 
 // Where a chunk's runs begin in the list, and its first tile.
@@ -20,9 +23,9 @@ struct alignas(8) ChunkHead {
 constexpr uint32_t kUnlisted = 0xffffffffu;
 
 constexpr int kRowsPerWarp = 16;  // of 32 runs each, that a warp of scan_runs takes
-constexpr int kRunsAtOnce = 2;    // that a thread of move_runs moves
+constexpr int kRunsAtOnce = 2;    // that the lanes of a run in move_runs move
 
-constexpr int64_t kMostBlocksForUnlisted = 264;  // as many as an H200 runs at once
+constexpr int kBlocksForUnlisted = 2;  // for each multiprocessor
 
 struct RunsParams : DenseParams {
   uint32_t room;               // entries in the list
@@ -51,7 +54,7 @@ struct ChunkId {
 };
 
 // Sorts a chunk's non-zeros by server: calls claim(nonzeros) when they are counted and, after a barrier,
-// deliver(units, elements, nonzeros).
+// deliver(units, elements, nonzeros). Has a barrier before it uses what deliver() reads.
 template <typename Bits, typename Claim, typename Deliver>
 __device__ void sort_chunk(const RunsParams& params, ChunkId id, ElementsShared<Bits>* shared, Claim claim,
                            Deliver deliver) {
@@ -79,15 +82,16 @@ __global__ void __launch_bounds__(kThreads, 3) sort_chunks(const __grid_constant
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
   ElementsShared<Bits> shared(arena, params);
-  const PartitionShared& lists = shared.lists;
+  uint32_t* const listed_from = arena.take<uint32_t>(1);
+  const SortShared& lists = shared.lists;
   const ChunkId id(blockIdx.x, params.chunks);
   const auto claim = [&](uint32_t nonzeros) {
     if (threadIdx.x != 0) return;
     const unsigned long long from = atomicAdd(params.listed, static_cast<unsigned long long>(nonzeros));
-    *lists.ticket = from + nonzeros <= params.room ? static_cast<uint32_t>(from) : kUnlisted;
+    *listed_from = from + nonzeros <= params.room ? static_cast<uint32_t>(from) : kUnlisted;
   };
   sort_chunk(params, id, &shared, claim, [&](const auto& units, const auto& elements, uint32_t nonzeros) {
-    const uint32_t from = *lists.ticket;
+    const uint32_t from = *listed_from;
     if (threadIdx.x == 0) params.heads[blockIdx.x] = {from, units.first_tile()};
     for (uint32_t server = threadIdx.x; server < params.servers; server += kThreads) {
       const uint32_t begin = lists.starts[server], count = lists.starts[server + 1] - begin;
@@ -137,7 +141,8 @@ __global__ void __launch_bounds__(kThreads, 2) scan_runs(const __grid_constant__
   if (threadIdx.x == 0) params.counts[blockIdx.x] = static_cast<int32_t>(through);
 }
 
-// Some lanes move the runs of a few consecutive chunks for one server, so that those beside them write beside them.
+// A few lanes move a server's runs of consecutive chunks. The next lanes move the next chunks' runs, so that a warp writes
+// to consecutive slots.
 template <typename Bits>
 __global__ void __launch_bounds__(kThreads) move_runs(const __grid_constant__ RunsParams params) {
   const uint32_t chunks = static_cast<uint32_t>(params.chunks), groups = (chunks + kRunsAtOnce - 1) / kRunsAtOnce;
@@ -187,7 +192,7 @@ __global__ void __launch_bounds__(kThreads, 2) move_unlisted(const __grid_consta
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
   ElementsShared<Bits> shared(arena, params);
-  const PartitionShared& lists = shared.lists;
+  const SortShared& lists = shared.lists;
   const int64_t capacity = params.problem.capacity;
   const uint32_t chunks = static_cast<uint32_t>(params.problem.batch * params.chunks);
   for (uint32_t i = blockIdx.x; i < chunks; i += params.blocks_for_unlisted) {
@@ -204,7 +209,6 @@ __global__ void __launch_bounds__(kThreads, 2) move_unlisted(const __grid_consta
         static_cast<Bits*>(params.values)[to] = elements[lists.offsets[j]];
       }
     });
-    __syncthreads();
   }
 }
 
@@ -223,7 +227,16 @@ int log_lanes_per_run(const DenseParams& params) {
 }
 
 template <typename Bits>
-cudaError_t launch_runs(const RunsParams& params, size_t shared_bytes, cudaStream_t stream) {
+size_t sorting_shared_bytes(const RunsParams& params) {
+  SharedArena arena = SharedArena::for_measuring();
+  ElementsShared<Bits>(arena, params);
+  arena.take<uint32_t>(1);
+  return arena.used();
+}
+
+template <typename Bits>
+cudaError_t launch_runs(const RunsParams& params, cudaStream_t stream) {
+  const size_t shared_bytes = sorting_shared_bytes<Bits>(params);
   const int64_t buckets = params.problem.batch * params.problem.n;
   ZEN_RETURN_IF_ERROR(cudaMemsetAsync(params.listed, 0, sizeof(*params.listed), stream));
   ZEN_RETURN_IF_ERROR(launch(sort_chunks<Bits>, params.problem.batch * params.chunks, shared_bytes, stream, params));
@@ -242,6 +255,7 @@ bool suits_runs(const PartitionProblem& problem) {
   const int64_t slots = problem.n * problem.capacity, most = std::numeric_limits<int32_t>::max();
   // The list and the runs are numbered with 32 bits.
   return problem.width == 1 && problem.n <= kMostServers && slots * kLeastUnitsPerSlot <= problem.units &&
+         slots * kMostUnitsPerSlot >= problem.units &&
          problem.batch * slots <= most && problem.batch * problem.n * chunks_of(problem.units, 8) <= most;
 }
 
@@ -252,7 +266,7 @@ int64_t runs_scratch_bytes(int64_t units, int64_t element_bytes, int64_t n, int6
          array_bytes(room, sizeof(uint16_t));
 }
 
-cudaError_t partition_runs(const DenseParams& dense, Element element, size_t shared_bytes, void* d_scratch,
+cudaError_t partition_runs(const DenseParams& dense, Element element, int multiprocessors, void* d_scratch,
                            cudaStream_t stream) {
   const PartitionProblem& problem = dense.problem;
   RunsParams params;
@@ -260,7 +274,7 @@ cudaError_t partition_runs(const DenseParams& dense, Element element, size_t sha
   const int64_t room = problem.batch * problem.n * problem.capacity;
   params.room = static_cast<uint32_t>(room);
   params.log_lanes = log_lanes_per_run(dense);
-  params.blocks_for_unlisted = static_cast<uint32_t>(std::min(problem.batch * dense.chunks, kMostBlocksForUnlisted));
+  params.blocks_for_unlisted = static_cast<uint32_t>(kBlocksForUnlisted * multiprocessors);
   char* scratch = static_cast<char*>(d_scratch);
   const auto take = [&](auto** array, int64_t count, int64_t size) {
     *array = reinterpret_cast<std::remove_reference_t<decltype(*array)>>(scratch);
@@ -273,7 +287,7 @@ cudaError_t partition_runs(const DenseParams& dense, Element element, size_t sha
   take(&params.before, runs, sizeof(*params.before));
   take(&params.list_values, room, element_bytes(element));
   take(&params.list_tiles, room, sizeof(*params.list_tiles));
-  return visit_bits(element, [&](auto bits) { return launch_runs<decltype(bits)>(params, shared_bytes, stream); });
+  return visit_bits(element, [&](auto bits) { return launch_runs<decltype(bits)>(params, stream); });
 }
 
 }  // namespace zen::cuda

@@ -8,14 +8,15 @@
 
 namespace zen::cuda {
 
-// Whether this is faster than one pass.
+// Whether this can be done and, on a tensor of many chunks with about as many non-zeros as the buckets have room for, is
+// faster than one pass. A batch suits only if one item does.
 bool suits_runs(const PartitionProblem& problem);
 
 // Scratch for one batch item.
 int64_t runs_scratch_bytes(int64_t units, int64_t element_bytes, int64_t n, int64_t capacity);
 
-// As partition(), for a problem that suits. `shared_bytes` are those of ElementsShared.
-cudaError_t partition_runs(const DenseParams& params, Element element, size_t shared_bytes, void* d_scratch,
+// As partition(), for a problem that suits, on a device with so many multiprocessors.
+cudaError_t partition_runs(const DenseParams& params, Element element, int multiprocessors, void* d_scratch,
                            cudaStream_t stream);
 
 }  // namespace zen::cuda

@@ -4,33 +4,26 @@
 #include <cstdint>
 
 #include "cuda/block_scan.cuh"
-#include "cuda/common/bits.h"
 #include "cuda/launch.cuh"
 
 namespace zen::cuda {
 
 // A block's shared memory, for `n` servers. Lists of units hold 16-bit offsets; `order` lists ranks in `offsets`, by
 // server.
-struct PartitionShared {
+struct SortShared {
   // A row of the histogram is padded to a whole number of words: threads handle two servers, packed in one word, at a
   // time. No field overflows, as a chunk has at most 2^14 units.
   static constexpr int kMaxUnits = 1 << 14;
 
   uint32_t* warp_totals;  // [kWarps]
-  uint32_t* ticket;       // [1]
   uint32_t* starts;       // [n + 1], where each server's run starts in `order`
-  uint32_t* ends;         // [n], before which places in `order` the server's bucket has room
-  int64_t* shifts;        // [n], from a place in `order` to a slot, in units from the start of positions and values
   uint16_t* histogram;    // [kWarps, n rounded up to even]
   uint16_t* offsets;      // [units]
   uint16_t* order;        // [units]
 
-  __host__ __device__ PartitionShared(SharedArena& arena, uint32_t n, uint32_t units) {
+  __host__ __device__ SortShared(SharedArena& arena, uint32_t n, uint32_t units) {
     warp_totals = arena.take<uint32_t>(kWarps);
-    ticket = arena.take<uint32_t>(1);
     starts = arena.take<uint32_t>(n + 1);
-    ends = arena.take<uint32_t>(n);
-    shifts = arena.take<int64_t>(n);
     histogram = arena.take<uint16_t>(kWarps * histogram_stride(n));
     offsets = arena.take<uint16_t>(units);
     order = arena.take<uint16_t>(units);
@@ -43,7 +36,7 @@ struct PartitionShared {
 class ServerSort {
  public:
   // A barrier must follow.
-  __device__ ServerSort(const PartitionShared& shared, uint32_t n) : shared_(shared), n_(n) {
+  __device__ ServerSort(const SortShared& shared, uint32_t n) : shared_(shared), n_(n) {
     uint32_t* const words = reinterpret_cast<uint32_t*>(shared.histogram);
     for (uint32_t i = threadIdx.x; i < kWarps * words_per_row(); i += kThreads) words[i] = 0;
   }
@@ -60,7 +53,7 @@ class ServerSort {
   }
 
  private:
-  __device__ uint32_t words_per_row() const { return PartitionShared::histogram_stride(n_) / 2; }
+  __device__ uint32_t words_per_row() const { return SortShared::histogram_stride(n_) / 2; }
 
   // Each warp counts its own part of the list.
   template <typename Units>
@@ -113,7 +106,7 @@ class ServerSort {
   // A stable counting sort within the warp's part: equal servers among 32 neighbours keep their order, as do rounds.
   template <typename Units>
   __device__ void rank(uint32_t begin, uint32_t end, const Units& units) const {
-    uint16_t* const next = shared_.histogram + warp_id() * PartitionShared::histogram_stride(n_);
+    uint16_t* const next = shared_.histogram + warp_id() * SortShared::histogram_stride(n_);
     for (uint32_t base = begin; base < end; base += kWarpSize) {
       const uint32_t j = base + lane_id();
       const bool active = j < end;
@@ -127,7 +120,7 @@ class ServerSort {
     }
   }
 
-  const PartitionShared& shared_;
+  const SortShared& shared_;
   const uint32_t n_;
 };
 

@@ -57,7 +57,7 @@ class StagedChunk {
     nonzeros_ = sum.total;
   }
 
-  // After find_nonzeros and before the block loads another chunk.
+  // As of BulkLoads, before the block loads another chunk.
   __device__ void retire() const { loads_.retire(); }
 
   // Non-zeros of the whole block.

@@ -40,6 +40,7 @@ void set_schedule(uint64_t seed, int resident_blocks);
 
 // Set by tests: what the device gives a block.
 inline int most_shared_bytes = 227 << 10;
+inline constexpr int kMultiprocessors = 1;  // so that few blocks are many waves
 
 }  // namespace zen::emulation
 
@@ -59,7 +60,7 @@ struct cudaLaunchConfig_t {
 };
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
-enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin };
+enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin, cudaDevAttrMultiProcessorCount };
 
 inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int bytes) {
   return bytes <= zen::emulation::most_shared_bytes ? cudaSuccess : cudaErrorInvalidValue;
@@ -68,8 +69,9 @@ inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = zen::emulation::most_shared_bytes;
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  *value = attribute == cudaDevAttrMultiProcessorCount ? zen::emulation::kMultiprocessors
+                                                       : zen::emulation::most_shared_bytes;
   return cudaSuccess;
 }
 

@@ -12,6 +12,7 @@
 #include "cuda/partition.h"
 #include "cuda/partition_coo.h"
 #include "cuda/range_sums.cuh"
+#include "cuda/staged_chunk.cuh"
 #include "cuda/tests/feedback_cases.h"
 #include "cuda/tests/harness.h"
 #include "cuda/tests/primitive_cases.h"
@@ -295,12 +296,19 @@ void random_sums() {
       static_cast<uint32_t>(rng()));
 }
 
-// A GPU whose blocks have too little shared memory for a table of rotations, or even for one pass, like an A10's.
+// Buckets with room for few elements, and so many chunks that each block which moves unlisted ones takes several.
+template <typename Bits>
+void test_partition_runs(int64_t n, double density) {
+  emulation::set_schedule(rng(), 3);
+  const int64_t units = 12 * elements_per_chunk<StagedChunk>(sizeof(Bits)) - 5;
+  test_partition<Bits>({2, units, 1, n, units / (15 * n)}, density, 5);
+}
+
+// A GPU whose blocks have too little shared memory for a table of rotations, or even for one pass.
 void test_partition_on_a_small_gpu() {
-  const int of_h200 = std::exchange(emulation::most_shared_bytes, 99 << 10);
-  for (const int64_t n : {8, 128}) {
-    for (const int64_t capacity : {4, 400}) test_partition<uint32_t>({1, 9000, 1, n, capacity}, 0.3, 5);
-  }
+  const int of_h200 = std::exchange(emulation::most_shared_bytes, 73 << 10);
+  for (const int64_t n : {8, 128}) test_partition<uint32_t>({1, 9000, 1, n, 20}, 0.3, 5);
+  test_partition_runs<uint32_t>(8, 0.02);
   emulation::most_shared_bytes = of_h200;
 }
 
@@ -314,16 +322,6 @@ void test_elements_by_servers() {
     const double density = n % 2 ? 0.6 : 0.03;
     test_partition<Bits>({2, units, 1, n, units / n}, density, 5);
     test_decode<Bits>({2, units, 1, n, 0, units / n}, density, 5);
-  }
-}
-
-// Buckets with room for few elements: a list that holds what a chunk finds, or not.
-template <typename Bits>
-void test_partition_runs() {
-  emulation::set_schedule(rng(), 3);
-  const int64_t units = 70'001;
-  for (const int64_t n : {1, 2, 16, 40, 128}) {
-    for (const double density : {0.02, 0.3}) test_partition<Bits>({2, units, 1, n, units / (15 * n)}, density, 5);
   }
 }
 
@@ -386,9 +384,12 @@ int main(int argc, char** argv) {
   zen::cuda::test_elements_by_servers<uint16_t>();
   zen::cuda::test_elements_by_servers<uint32_t>();
   zen::cuda::test_elements_by_servers<uint64_t>();
-  zen::cuda::test_partition_runs<uint16_t>();
-  zen::cuda::test_partition_runs<uint32_t>();
-  zen::cuda::test_partition_runs<uint64_t>();
+  for (const double density : {0.02, 0.3}) {  // which the list has room for, or not
+    zen::cuda::test_partition_runs<uint16_t>(16, density);
+    zen::cuda::test_partition_runs<uint32_t>(1, density);
+    zen::cuda::test_partition_runs<uint32_t>(128, density);
+    zen::cuda::test_partition_runs<uint64_t>(40, density);
+  }
   zen::cuda::test_many_chunks();
   zen::cuda::test_long_bitmaps();
   for (int i = 0; i < rounds; ++i) {

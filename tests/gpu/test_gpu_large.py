@@ -25,14 +25,16 @@ def test_many_elements(units, capacity):
     n = 16
     rng = np.random.default_rng(0)
     x = np.zeros(units, np.float32)
-    x[rng.integers(0, units, units // 24)] = 1
-    positions, _, counts = jax.jit(lambda x: zen.kernels.partition(x, n, capacity, seed=SEED))(x)
+    some = units // 24
+    x[rng.integers(0, units, some)] = np.arange(1, some + 1)
+    positions, values, counts = jax.jit(lambda x: zen.kernels.partition(x, n, capacity, seed=SEED))(x)
     nonzero = np.flatnonzero(x)
     servers = oracle.server_of(nonzero, n, SEED)
     np.testing.assert_array_equal(counts, np.bincount(servers, minlength=n))
-    for server, found in enumerate(np.asarray(positions)):
-        expected = nonzero[servers == server][:capacity] // n
-        np.testing.assert_array_equal(found[: len(expected)], expected)
+    for server, (found, sent) in enumerate(zip(np.asarray(positions), np.asarray(values), strict=True)):
+        expected = nonzero[servers == server][:capacity]
+        np.testing.assert_array_equal(found[: len(expected)], expected // n)
+        np.testing.assert_array_equal(sent[: len(expected)], x[expected])
 
 
 def skip_without_memory():
