@@ -18,7 +18,8 @@ extern "C" uint64_t read_all(const uint64_t* data, size_t words) {
   return any;
 }
 
-// Bypasses the caches where the machine can: no line is read only to be overwritten.
+// Bypasses the caches where the machine can: no line is read only to be overwritten. `data` must be at a multiple of 16
+// bytes.
 extern "C" void write_all(uint64_t* data, size_t words, uint64_t value) {
 #if defined(__SSE2__)
   const __m128i pair = _mm_set1_epi64x(static_cast<int64_t>(value));

@@ -81,7 +81,7 @@ def _cpu_ways(nbytes: int) -> dict[str, list[Callable[[], Any]]]:
     threads = len(os.sched_getaffinity(0))
     pool = ThreadPoolExecutor(threads)
     data = np.ones(nbytes // 8, np.uint64)
-    shares = np.array_split(data, threads)
+    shares = _shares(data, threads)
 
     def threaded(work: Callable[[np.ndarray], Any]) -> Callable[[], Any]:
         return lambda: list(pool.map(work, shares))
@@ -89,7 +89,7 @@ def _cpu_ways(nbytes: int) -> dict[str, list[Callable[[], Any]]]:
     # With blocks that fit in a cache, NumPy's reductions are bound by the reads alone.
     reads = [threaded(lambda share: [block.max() for block in np.array_split(share.view(np.float32), 64)])]
     writes = [threaded(lambda share: share.fill(1))]
-    targets = np.array_split(np.empty_like(data), threads)
+    targets = _shares(np.empty_like(data), threads)
     copies = [lambda: list(pool.map(np.copyto, targets, shares))]
     native = _native_ceilings()
     if native is not None:
@@ -98,8 +98,13 @@ def _cpu_ways(nbytes: int) -> dict[str, list[Callable[[], Any]]]:
     return {"read": reads, "write": writes, "copy": copies}
 
 
+def _shares(words: np.ndarray, count: int) -> list[np.ndarray]:
+    """Views of equal shares of 8-byte words, cut at multiples of 64 bytes: ceilings.cc must store at those of 16."""
+    return [share.reshape(-1) for share in np.array_split(words.reshape(-1, 8), count)]
+
+
 def _native_ceilings() -> ctypes.CDLL | None:
-    """The loops of ceilings.cc, or None without a C++ compiler."""
+    """The loops of ceilings.cc, or None without a C++ compiler that works."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
         return None
@@ -108,7 +113,8 @@ def _native_ceilings() -> ctypes.CDLL | None:
         source = Path(__file__).with_name("ceilings.cc")
         wide = ["-mprefer-vector-width=512"] if platform.machine() == "x86_64" else []
         command = [compiler, "-O3", "-march=native", *wide, "-shared", "-fPIC", str(source), "-o", str(library)]
-        subprocess.run(command, check=True)
+        if subprocess.run(command).returncode:  # the compiler has said why
+            return None
         native = ctypes.CDLL(str(library))
     native.read_all.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     native.read_all.restype = ctypes.c_uint64

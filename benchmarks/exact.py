@@ -61,7 +61,11 @@ def imbalance(push: np.ndarray, pull: np.ndarray) -> tuple[float, float]:
 def busiest_link(
     push: np.ndarray, pull: np.ndarray, push_unit: float, pull_unit: float, pull_fixed: float = 0
 ) -> float:
-    """Bytes through the busiest server's link: all that it receives in push and sends to the others in pull."""
+    """Bytes through the busiest link in push, and then through the busiest in pull.
+
+    That is the most that a server receives in push plus the most that one, perhaps another, sends to the others in
+    pull, because pull waits for push.
+    """
     n = pull.size
     received = push.sum(axis=0) - np.diagonal(push)
     return float(received.max() * push_unit + (n - 1) * (pull.max() * pull_unit + pull_fixed))

@@ -75,17 +75,21 @@ def peer_lines(result: Row) -> list[Row]:
 
 def many_lines(results: Sequence[Row]) -> list[Row]:
     """Kernels for more servers than in the first result, over the same kernel's time there."""
-    times = {
-        (result["n"], result["elements"], result["width"], row["density"], row["kernel"]): row["median_ms"]
+    measured = {
+        (result["n"], result["elements"], result["width"], row["density"], row["kernel"]): (row["median_ms"], result)
         for result in results
         for row in result["results"]
         if row["kernel"] in MANY_SERVERS and "median_ms" in row
     }
     few = results[0]["n"] if results else 0
     lines = []
-    for (n, *setting, kernel), ms in times.items():
-        if n > few and (few_ms := times.get((few, *setting, kernel))):
+    for (n, *setting, kernel), (ms, result) in measured.items():
+        if n > few and (few, *setting, kernel) in measured:
+            few_ms, few_result = measured[few, *setting, kernel]
             line = {"kernel": kernel, "density": setting[-1], f"n = {few}, ms": few_ms, f"n = {n}, ms": ms}
+            if reason := not_comparable(few_result, result):
+                lines.append(line | {"times": reason, "target": "", "met": ""})
+                continue
             target, slower = MANY_SERVERS[kernel], round(ms / few_ms, 3)
             met = "yes" if slower <= target else "no"
             lines.append(line | {"times": slower, "target": f"<= {target:.2f}", "met": met})
@@ -96,8 +100,8 @@ def feedback_lines(result: Row) -> list[Row]:
     """The sparsifiers' error feedback and selection."""
     lines = []
     for row in result["results"]:
-        times_floor = row.get("of 20|G|", row["times_floor"])  # with a velocity there is more to move
-        share = round(1 / times_floor, 3)
+        # Results from before it was kept have only its inverse, with two decimals.
+        share = row.get("of_ceiling", round(1 / row.get("of 20|G|", row["times_floor"]), 3))
         line = {key: row[key] for key in ("sparsifier", "density", "median_ms")}
         lines.append(line | {"of ceiling": share} | verdict(share, FEEDBACK_TARGETS.get(row["sparsifier"])))
     return lines
@@ -105,11 +109,11 @@ def feedback_lines(result: Row) -> list[Row]:
 
 def all_reduce_lines(ours: Row, pure_jax: Row) -> list[Row]:
     """A whole emulated all-reduce with the kernels and without them."""
-    lines = []
+    lines, reason = [], not_comparable(ours, pure_jax)
     for name, ms in ours["whole_ms"].items():
         pure = pure_jax["whole_ms"][name]
         line = {"all-reduce": name, "ms": round(ms, 3), "pure JAX ms": round(pure, 3)}
-        lines.append(line | {"times ours": round(pure / ms, 2)})
+        lines.append(line | {"times ours": reason or round(pure / ms, 2)})
     return lines
 
 
@@ -119,18 +123,28 @@ def verdict(reached: float, target: float | None) -> Row:
     return {"target": f">= {target:.2f}", "met": "yes" if reached >= target else "no"}
 
 
+def facts(result: Row) -> list[str]:
+    """What a result was measured on and with; only results that agree in all of it are compared."""
+    environment = result["environment"]
+    versions = [f"{package} {version}" for package, version in environment["versions"].items() if version]
+    commit = [f"commit {environment['commit']}"] * bool(environment["commit"])
+    return [environment["device"], f"driver {environment['driver']}", *versions, *commit]
+
+
+def not_comparable(one: Row, other: Row) -> str:
+    """Why the times of two results are not compared; empty if they are."""
+    differing = sorted({*facts(one)} ^ {*facts(other)})
+    return f"not compared, as these differ: {', '.join(differing)}" if differing else ""
+
+
 def environment_lines(results: dict[str, Row]) -> list[str]:
     """What the results were measured on and with: a line for all, or one for each set of results that differs."""
     files: dict[str, list[str]] = {}
     for name, result in results.items():
-        if environment := result.get("environment"):
-            facts = [f"{environment['device']}, driver {environment['driver']}"]
-            facts += [f"{package} {version}" for package, version in environment["versions"].items() if version]
-            facts += [f"commit {environment['commit']}"] * bool(environment["commit"])
-            files.setdefault(", ".join(facts), []).append(name)
+        files.setdefault(", ".join(facts(result)), []).append(name)
     if len(files) == 1:
-        return [f"{facts}." for facts in files]
-    return [f"{', '.join(names)}: {facts}." for facts, names in files.items()]
+        return [f"{said}." for said in files]
+    return [f"{', '.join(names)}: {said}." for said, names in files.items()]
 
 
 def ceilings_line(name: str, result: Row) -> str:
@@ -149,12 +163,13 @@ def sanitizer_lines(folder: Path) -> list[Row]:
 
 
 def draw_roofline(results: Sequence[Row], figure: Any) -> None:
-    """A panel for each number of servers and width: rates at which the kernels move their bytes, and the ceilings."""
-    settings = list(dict.fromkeys((result["n"], result["width"]) for result in results))
+    """For each device, number of servers and width, the rates at which kernels move their bytes, and the ceilings."""
+    settings: dict[tuple[str, int, int], list[Row]] = {}
+    for result in results:
+        settings.setdefault((result["environment"]["device"], result["n"], result["width"]), []).append(result)
     figure.set_size_inches(5 * len(settings) + 1, 5)
     panels = figure.subplots(1, len(settings), sharey=True, squeeze=False)[0]
-    for axes, (n, width) in zip(panels, settings, strict=True):
-        members = [result for result in results if (result["n"], result["width"]) == (n, width)]
+    for axes, ((device, n, width), members) in zip(panels, settings.items(), strict=True):
         rows = [row for result in members for row in result["results"] if "bytes" in row]
         rows = [row | {"rate": row["bytes"] / row["median_ms"] / 1e6} for row in rows]
         rows.sort(key=lambda row: (row["kernel"], row["density"]))
@@ -162,7 +177,7 @@ def draw_roofline(results: Sequence[Row], figure: Any) -> None:
         for (way, rate), style in zip(members[0]["ceilings"].items(), ("-", "--", ":"), strict=True):
             axes.axhline(rate["median"] / 1e9, color="black", linestyle=style, linewidth=1, label=f"{way} ceiling")
         axes.set_xlabel("density")
-        axes.set_title(f"n = {n}, units of {width}", fontsize="small")
+        axes.set_title(f"{device}, n = {n}, units of {width}", fontsize="small")
     panels[0].set_ylabel("GB/s moved at least")
     panels[0].set_ylim(bottom=0)
     panels[-1].legend(fontsize="x-small")
@@ -173,21 +188,25 @@ def write_report(folder: Path) -> None:
     paths = {name: folder / f"{name}.json" for name in RESULTS}
     found = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
     kernels = {name: found[name] for name in KERNEL_RESULTS if name in found}
-    sections: list[tuple[str, list[Row] | None]] = []
+    sections: list[tuple[str, list[Row]]] = []
     for result in kernels.values():
         size = f"{result['elements']:.4g} float32, n = {result['n']}, width {result['width']}"
         aggregates = f"aggregates of {result['servers_at_once']} servers at once"
         sections += [(f"Kernels: {size}, {aggregates}", kernel_lines(result)), (f"Peers: {size}", peer_lines(result))]
     algorithm, feedback = found.get("algorithm_1"), found.get("sparsifiers")
     ours, pure_jax = found.get("all_reduce"), found.get("all_reduce-pure-jax")
+    sanitizers = sanitizer_lines(folder / "parts")
     sections += [
         ("Many servers", many_lines([*kernels.values()])),
-        ("Algorithm 1", algorithm and algorithm["results"]),
-        ("Error feedback and selection", feedback and feedback_lines(feedback)),
-        ("A whole all-reduce, emulated", all_reduce_lines(ours, pure_jax) if ours and pure_jax else None),
-        ("compute-sanitizer", sanitizer_lines(folder / "parts")),
+        ("Algorithm 1", algorithm["results"] if algorithm else []),
+        ("Error feedback and selection", feedback_lines(feedback) if feedback else []),
+        ("A whole all-reduce, emulated", all_reduce_lines(ours, pure_jax) if ours and pure_jax else []),
+        ("compute-sanitizer", sanitizers),
     ]
     text = ["# Measurements on a GPU"]
+    present = {*found, *(line["tool"] for line in sanitizers)}
+    if absent := [name for name in (*RESULTS, *SANITIZERS) if name not in present]:
+        text.append(f"Not measured: {', '.join(absent)}.")
     parts = [json.loads(path.read_text()) for path in sorted((folder / "parts").glob("*.json"))]
     if undone := [part["part"] for part in parts if part["status"] and part["part"] != "report"]:
         text.append(f"Failed or out of time, so rows may be missing: {', '.join(undone)}.")
@@ -199,10 +218,9 @@ def write_report(folder: Path) -> None:
             text.append("![Rates under the measured ceilings](roofline.png)")
         except ImportError as error:
             text.append(f"No roofline: {error}.")
-    else:
-        text.append("No kernel was measured.")
     for heading, rows in sections:
-        text += [f"## {heading}", drawing.markdown(rows).rstrip() if rows else "Not measured."]
+        if rows:
+            text += [f"## {heading}", drawing.markdown(rows).rstrip()]
     (folder / "report.md").write_text("\n\n".join(text) + "\n")
 
 

@@ -63,7 +63,7 @@ def arguments(description: str | None) -> argparse.Namespace:
 
 
 def measure(group: Group, problem: Problem, cases: Sequence[Case], options: argparse.Namespace) -> None:
-    """Checks every case once, then times all of them at every rate; rank 0 prints the records."""
+    """Runs every case once, then times all at every rate, checking every result; rank 0 prints the records."""
     first_calls = {}
     for case in cases:
         start = time.perf_counter()
@@ -92,7 +92,8 @@ def _time_cases(
     infos: dict[str, list[dict[str, float]]] = {case.name: [] for case in cases}
     for repeat in range(options.repeats):
         for i, case in enumerate(cases):
-            call = case.prepare(repeat % len(problem.touched))
+            step = repeat % len(problem.touched)
+            call = case.prepare(step)
             group.gather(np.zeros(1))
             before = _counters(options.interface)
             start = time.perf_counter()
@@ -101,6 +102,7 @@ def _time_cases(
             group.gather(np.zeros(1))
             measured[i, repeat] = seconds, *np.subtract(_counters(options.interface), before)
             infos[case.name].append(case.info(result))
+            problem.check(case.name, step, case.dense(result))
     by_worker = group.gather(measured)  # [n, cases, repeats, (seconds, received, sent)]
     for i, case in enumerate(cases):
         seconds = by_worker[:, i, :, 0].max(axis=0)

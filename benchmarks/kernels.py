@@ -132,7 +132,10 @@ def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tupl
 
 
 def peers(x: np.ndarray, n: int, repeats: int) -> Iterator[dict[str, Any]]:
-    """A row for each peer: its time, and its median ratio to the time of aggregate or of partition on the same data."""
+    """A row for each peer: its time, and its median ratio to the time of aggregate or of partition on the same data.
+
+    They take turns, except CUB, which events on the GPU time: its ratio is that of its median to partition's.
+    """
     yield scatter_add(x, n, repeats)
     if x.ndim > 1:
         return  # the others do not handle rows
@@ -175,7 +178,10 @@ def milliseconds(seconds: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    # Above, --fresh-memory is looked for as a whole word, before there is a parser.
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--elements", type=positive, default=64e6, help="elements of the tensor (default 64e6)")
     parser.add_argument("--density", type=share, nargs="+", default=[0.01, 0.05])
     parser.add_argument("--width", type=at_least(1), default=1, help="elements in a unit; 1 hashes elements")

@@ -32,6 +32,7 @@ from benchmarks.peers import PEERS, Peer
 from benchmarks.problem import Problem
 from benchmarks.processes import PORT, ProcessesError, run_group, run_main
 from zen_jax.cli.options import at_least
+from zen_jax.cli.workers import received_bytes
 from zen_jax.planning.costs import candidates
 
 PLAN_STEPS = 2
@@ -188,6 +189,8 @@ def parse() -> argparse.Namespace:
         parser.error("peers run on emulated hosts only: leave out --peers or --coordinator")
     if options.plot and find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install matplotlib")
+    if options.coordinator:
+        received_bytes(options.interface)
     for rate in options.rate:
         rate_in_bits(rate)
     return options

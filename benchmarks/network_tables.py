@@ -12,7 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import zen_jax as zen
 from benchmarks.problem import Problem
 
-Reduce = Callable[[Any], tuple[Any, zen.Info]]
+Reduce = Callable[[Any], tuple[Any, dict[str, jax.Array]]]
+"""From a tree to its sum over the workers, and what the way to reduce reports about the call."""
 
 
 def table_names(tables: Sequence[int]) -> list[str]:
@@ -38,15 +39,15 @@ def cases(problem: Problem, rank: int, mesh: Mesh) -> list["Tables"]:
 def _synchronize(**options: Any) -> Reduce:
     transform = zen.synchronize("data", op="sum", **options)
 
-    def reduce(tree: Any) -> tuple[Any, zen.Info]:
+    def reduce(tree: Any) -> tuple[Any, dict[str, jax.Array]]:
         reduced, state = transform.update(tree, None)
-        return reduced, zen.total(state.info)
+        return reduced, zen.total(state.info)._asdict()
 
     return reduce
 
 
-def _psum(tree: Any) -> tuple[Any, zen.Info]:
-    return lax.psum(tree, "data"), zen.Info(*jnp.zeros(len(zen.Info._fields)))
+def _psum(tree: Any) -> tuple[Any, dict[str, jax.Array]]:
+    return lax.psum(tree, "data"), {}
 
 
 class Tables:
@@ -84,7 +85,7 @@ class Tables:
         return np.concatenate([leaf.to_dense() if self.row_sparse else leaf for leaf in leaves])
 
     def info(self, result: Any) -> dict[str, float]:
-        return {key: float(value.addressable_data(0)) for key, value in result[1]._asdict().items()}
+        return {key: float(value.addressable_data(0)) for key, value in result[1].items()}
 
     @staticmethod
     def _listed(table: np.ndarray, room: int) -> zen.RowSparseGradient:

@@ -45,8 +45,9 @@ class Problem:
 
     def check(self, name: str, step: int, reduced: np.ndarray) -> None:
         """Raises a ValueError unless `reduced`, float32 [V, D], is the sum over all workers, bit for bit."""
-        workers = np.arange(1, self.touched.shape[1] + 1, dtype=np.float32)
-        weight = workers @ self.touched[step].astype(np.float32)
+        workers = np.arange(1, self.touched.shape[1] + 1, dtype=np.float32)[:, None]
+        # Not as a matrix product, whose threads would go on spinning into a call that is timed next.
+        weight = (workers * self.touched[step]).sum(axis=0)
         rows = np.flatnonzero(weight)
         wanted = self._scatter(rows, weight[rows, None] * self._pattern(rows))
         if reduced.shape != wanted.shape:

@@ -50,12 +50,11 @@ def make_step(gradient: str, optimizer: str, workers: int):
     inner = OPTIMIZERS[optimizer]()
     if gradient == "dense":
         chain, value_and_grad = inner, jax.value_and_grad(loss)
-        reduce = optax.stateless(lambda updates, _: jax.lax.pmean(updates, "data"))
     else:
-        chain, reduce = zen.embedding.lazy(inner), zen.synchronize("data")
+        chain = zen.embedding.lazy(inner)
         value_and_grad = zen.embedding.value_and_grad(loss, lambda ids: {"table": ids})
     if workers > 1:
-        chain = optax.chain(reduce, chain)
+        chain = optax.chain(zen.synchronize("data"), chain)
 
     def worker(params: Any, state: Any, ids: jax.Array) -> tuple:
         _, gradients = value_and_grad(params, ids)
@@ -116,7 +115,9 @@ def main() -> None:
     parser.add_argument("--rows", type=at_least(1), nargs="+", default=[100_000, 10_000_000])
     parser.add_argument("--columns", type=at_least(1), default=64)
     parser.add_argument("--ids", type=at_least(1), default=4096, help="ids that each worker looks up in a step")
-    parser.add_argument("--workers", type=at_least(1), nargs="+", default=[1, 4, 8])
+    parser.add_argument(
+        "--workers", type=at_least(1), nargs="+", default=[1, 4, 8], help="emulated ones; above 1 there is no dense row"
+    )
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     parser.add_argument("--repeats", type=at_least(1), default=30)
     parser.add_argument("--small-pages", action="store_true", help="leave the page size to the system")

@@ -7,6 +7,8 @@ token of the batch names has a gradient; every other row is zero.
 
 import gzip
 import re
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ from zen_jax.cli.gradients import zipf_rows
 
 MAX_WORKERS = 65535  # where nothing else limits them
 TOKEN = re.compile(r"\w+|[^\w\s]")
+# What reading raises if a file is missing, cut off, or not what it should be.
+UNREADABLE = (OSError, EOFError, IndexError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ def load(name: str, data: Path | None = None) -> Workload:
       data: the folder that holds the data sets' folders; not needed for a synthetic workload.
 
     Raises:
-      ValueError: for an unknown name, no `data`, or a data set that lacks a file.
+      ValueError: for an unknown name, no `data`, or a data set that lacks a file or is damaged.
 
     >>> workload = load("synthetic:0.01")
     >>> workload.touched(n=4, step=0).sum(axis=1).tolist()
@@ -65,10 +69,13 @@ def load(name: str, data: Path | None = None) -> Workload:
         raise ValueError(f"workload {name!r} is unknown. Use one of {', '.join(DATA_SETS)}, or synthetic:DENSITY.")
     if data is None:
         raise ValueError(f"workload {name!r} is read from files: give the folder that holds {name}/ with --data.")
+    folder = Path(data) / name
     try:
-        return DATA_SETS[name](Path(data) / name)
-    except OSError as error:
-        raise ValueError(f"workload {name!r} cannot be read: {error.strerror} ({error.filename}).") from error
+        return DATA_SETS[name](folder)
+    except UNREADABLE as error:
+        raise ValueError(
+            f"workload {name!r} cannot be read from {folder}: {error}. Put an undamaged copy of the data set there."
+        ) from error
 
 
 def gutenberg_lm(folder: Path) -> Workload:
@@ -104,7 +111,7 @@ def goemotions(folder: Path) -> Workload:
 
 def nycflights_ctr(folder: Path) -> Workload:
     """Click-through-like prediction (flights, not Criteo): 1024 examples of 32 categorical fields per worker."""
-    with np.load(folder / "data.npz") as data:
+    with (folder / "data.npz").open("rb") as file, np.load(file) as data:  # np.load leaves a damaged file open
         offsets = np.cumsum(data["cardinality"]) - data["cardinality"]
         train = data["split"] == 0
         fields = [data[f"f_{name}"][train] + offset for name, offset in zip(data["field_names"], offsets, strict=True)]
@@ -117,7 +124,7 @@ DATA_SETS = {read.__name__: read for read in (gutenberg_lm, tatoeba_fra_eng, nyc
 
 
 def _synthetic(name: str) -> Workload:
-    """Exactly density * rows distinct rows per worker, drawn by Zipf's law."""
+    """round(density * rows) distinct rows per worker, at least one, drawn by Zipf's law."""
     rows, text = 65_536, name.removeprefix("synthetic:")
     try:
         density = float(text)
@@ -125,9 +132,10 @@ def _synthetic(name: str) -> Workload:
         density = 0.0
     if not 0 < density <= 1:
         raise ValueError(f"workload {name!r} must give a density above 0 and up to 1, as in synthetic:0.01.")
+    count = max(1, round(density * rows))
 
     def batch(n: int, worker: int, step: int) -> np.ndarray:
-        return zipf_rows(np.random.default_rng((worker, step)), rows, round(rows * density))
+        return zipf_rows(np.random.default_rng((worker, step)), rows, count)
 
     return Workload(name, rows, 256, MAX_WORKERS, batch)
 

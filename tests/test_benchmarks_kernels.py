@@ -1,13 +1,14 @@
-"""What benchmarks.kernels times, on a tensor small enough to check it, and what an interrupted run keeps."""
+"""What benchmarks.kernels times, on a tensor small enough to check it, its ceilings, and what a cut-off run keeps."""
 
 import json
+import os
 import sys
 
 import jax
 import numpy as np
 import pytest
 
-from benchmarks import kernels, measure
+from benchmarks import ceilings, kernels, measure
 from benchmarks.peers import nonzeros
 
 
@@ -52,6 +53,35 @@ def test_scatter_add_sums_each_servers_messages():
     np.testing.assert_allclose(nonzeros.scatter_add(*map(jax.numpy.asarray, messages), 100)(), expected, rtol=1e-5)
 
 
+def test_the_ceilings_of_a_cpu_are_measured_with_any_number_of_threads(monkeypatch):
+    shares = ceilings._shares(np.ones(1 << 13, np.uint64), 3)
+    assert sum(share.size for share in shares) == 1 << 13
+    assert all(share.ctypes.data % 16 == 0 for share in shares)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
+    for ways in ceilings._cpu_ways(1 << 16).values():
+        for way in ways:
+            way()
+
+
+@pytest.mark.parametrize("compiler", ["false", "/nowhere/c++"])
+def test_ceilings_need_no_compiler(compiler, monkeypatch):
+    monkeypatch.setenv("CXX", compiler)
+    assert ceilings._native_ceilings() is None
+
+
+@pytest.mark.parametrize(("write", "floor"), [(2, 120), (10, 140)])
+def test_a_floor_counts_what_is_written_at_the_faster_of_write_and_copy(write, floor, monkeypatch):
+    """In seconds per byte the device reads at 1 and copies at 4, a copied byte being both read and written."""
+    nbytes = 1 << 28
+    seconds = {"scan": nbytes, "slow scan": 2 * nbytes, "fill": write * nbytes, "copy": 2 * 4 * nbytes, "kernel": 560}
+    ways = {"read": ["slow scan", "scan"], "write": ["fill"], "copy": ["copy"]}
+    monkeypatch.setattr(ceilings, "_cpu_ways", lambda _: ways)
+    monkeypatch.setattr(measure, "elapsed", lambda run, calls=1: seconds[run])
+    took = ceilings.Ceilings().against("kernel", read=100, written=10, repeats=3)
+    shares = {"times_floor": 560 / floor, "of_read": 110 / 560, "of_copy": 440 / 560}
+    assert took == pytest.approx({"median": 560, "min": 560, "max": 560, "floor": floor} | shares)
+
+
 class FixedCeilings:
     """Ceilings of a device that moves one byte per second."""
 
@@ -81,6 +111,15 @@ def test_a_run_that_is_cut_off_keeps_what_it_measured(monkeypatch, tmp_path):
     assert [row["kernel"] for row in kept["results"]][-2:] == ["hash_bitmap_decode", "a peer"]
     assert kept["servers_at_once"] == 3 and kept["ceilings"]["read"]["median"] == 1
     assert [path.name for path in tmp_path.iterdir()] == ["kernels.json"]
+
+
+def test_an_option_cut_short_is_refused(monkeypatch, capsys):
+    """Because the whole --fresh-memory is looked for before options are parsed."""
+    monkeypatch.setattr(kernels, "Ceilings", None)
+    monkeypatch.setattr(sys, "argv", ["kernels", "--fresh"])
+    with pytest.raises(SystemExit, match="2"):
+        kernels.main()
+    assert "unrecognized arguments: --fresh" in capsys.readouterr().err
 
 
 def test_every_peer_has_a_row():

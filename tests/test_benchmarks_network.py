@@ -10,11 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
-from benchmarks import emulated_hosts, network, network_report
+from benchmarks import emulated_hosts, group, network, network_report, network_tables
 from benchmarks.group import UNLIMITED
+from benchmarks.problem import Problem
 from benchmarks.processes import ProcessesError
 
 
@@ -45,6 +47,63 @@ def test_a_place_that_cannot_be_is_refused(place, message, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         network.parse()
     assert message in capsys.readouterr().err
+
+
+def test_an_interface_that_is_not_there_is_refused_before_gradients_are_made(monkeypatch):
+    options = "--workloads gutenberg_lm --coordinator host0:7700 --process-id 0 --interface nowhere0"
+    monkeypatch.setattr(sys, "argv", ["network", *options.split()])
+    with pytest.raises(ValueError, match="no counters of --interface 'nowhere0'"):
+        network.main()
+
+
+class Alone:
+    """A group of one process."""
+
+    rank, size = 0, 1
+
+    def gather(self, numbers):
+        return np.asarray(numbers)[None]
+
+    def at_rate(self, rate):
+        return {}
+
+
+class WrongLater:
+    """A case whose first step alone is summed correctly."""
+
+    name = "a case"
+
+    def __init__(self, problem):
+        self.problem = problem
+
+    def prepare(self, step):
+        return lambda: self.problem.dense(step, 0) + step
+
+    def dense(self, result):
+        return result
+
+    def info(self, result):
+        return {}
+
+
+def test_the_result_of_every_timed_call_is_checked():
+    problem = Problem(np.ones((2, 1, 3), bool), columns=2, notes={})
+    options = argparse.Namespace(rates=[group.AS_IS], repeats=2, interface="lo")
+    with pytest.raises(ValueError, match="a case is wrong in 6 of 6 elements"):
+        group.measure(Alone(), problem, [WrongLater(problem)], options)
+
+
+@pytest.mark.parametrize(
+    ("reduce", "reports"), [(network_tables._psum, False), (network_tables._synchronize(), True)], ids=["psum", "zen"]
+)
+def test_only_zen_reports_on_its_tables(reduce, reports):
+    """Zeros in the place of what psum does not say would pass for measurements."""
+    problem = Problem(np.array([[[True, False, True]]]), columns=2, notes={"tables": [2, 1]})
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:1])
+    case = network_tables.Tables("a case", reduce, problem, 0, mesh)
+    result = case.prepare(0)()
+    problem.check("a case", 0, case.dense(result))
+    assert ("bytes_pushed" in case.info(result)) == bool(case.info(result)) == reports
 
 
 def test_a_peer_that_fails_is_left_out(monkeypatch, capsys):

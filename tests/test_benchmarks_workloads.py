@@ -1,6 +1,7 @@
 """The gradients of real data that benchmarks measure: tiny copies of every data set."""
 
 import gzip
+import io
 
 import numpy as np
 import pytest
@@ -75,6 +76,10 @@ def test_language_model_reads_on_where_it_stopped(data):
     assert [numbers[word] for word in text[:70]] == [*first[0], *second[0]]
 
 
+def test_a_synthetic_gradient_is_never_empty():
+    assert workloads.load("synthetic:1e-6").touched(2, step=0).sum(axis=1).tolist() == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("name", "folder", "message"),
     [
@@ -88,3 +93,30 @@ def test_language_model_reads_on_where_it_stopped(data):
 def test_unusable_workload_is_refused(data, tmp_path, name, folder, message):
     with pytest.raises(ValueError, match=message):
         workloads.load(name, {"data": data, "empty": tmp_path, None: None}[folder])
+
+
+def npz(**arrays):
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "content", "message"),
+    [
+        ("gutenberg_lm", "train.txt.gz", b"plain text", "Not a gzipped file"),
+        ("gutenberg_lm", "train.txt.gz", gzip.compress(b"cut off")[:-9], "ended before the end-of-stream marker"),
+        ("gutenberg_lm", "train.txt.gz", gzip.compress(b"")[:10] + bytes([255] * 20), "Error -3 while decompressing"),
+        ("gutenberg_lm", "train.txt.gz", gzip.compress(b"latin-1: \xe9\n"), "can't decode byte 0xe9"),
+        ("tatoeba_fra_eng", "train.tsv.gz", gzip.compress(b"one column\n"), "list index out of range"),
+        ("nycflights_ctr", "data.npz", b"", "No data left in file"),
+        ("nycflights_ctr", "data.npz", npz(split=[0])[:-30], "File is not a zip file"),
+        ("nycflights_ctr", "data.npz", npz(split=[0]), "cardinality is not a file in the archive"),
+    ],
+    ids=["not gzip", "cut off", "not deflate", "not UTF-8", "no second column", "empty", "half a zip", "no such array"],
+)
+def test_a_damaged_workload_is_refused(tmp_path, name, file, content, message):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / file).write_bytes(content)
+    with pytest.raises(ValueError, match=f"^workload '{name}' cannot be read from .*{message}.*Put an undamaged copy"):
+        workloads.load(name, tmp_path)

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -148,3 +149,9 @@ def test_files_that_are_no_documents(file, kind, content):
         KINDS[kind].load(file)
     with pytest.raises(OSError):
         KINDS[kind].load(file.parent)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_is_named():
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        zen.Cluster(N).save("/dev/full")

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -57,18 +59,25 @@ def started(deeds: list[str], ranks: list[tuple[int, int]], arrival: float = 20,
         yield subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
 
 
-def watched(deeds: list[str], ranks: list[tuple[int, int]], **when: float):
-    """(exit code, errors) of processes `started`; none of a stopped one."""
+@contextmanager
+def ended() -> Iterator[list[subprocess.Popen]]:
+    """A list for processes, none of which outlives the block."""
     processes = []
     try:
-        processes += started(deeds, ranks, **when)
-        running = [process for process, deed in zip(processes, deeds, strict=True) if deed != STOP]
-        errors = [process.communicate(timeout=60)[1] for process in running]
-        return [(process.returncode, error) for process, error in zip(running, errors, strict=True)]
+        yield processes
     finally:
         for process in processes:
             process.kill()
             process.communicate()
+
+
+def watched(deeds: list[str], ranks: list[tuple[int, int]], **when: float):
+    """(exit code, errors) of processes `started`; none of a stopped one."""
+    with ended() as processes:
+        processes += started(deeds, ranks, **when)
+        running = [process for process, deed in zip(processes, deeds, strict=True) if deed != STOP]
+        errors = [process.communicate(timeout=60)[1] for process in running]
+        return [(process.returncode, error) for process, error in zip(running, errors, strict=True)]
 
 
 @pytest.mark.multiprocess
@@ -97,27 +106,28 @@ def test_one_process_ends_the_others_and_they_name_it(deed, code, message, victi
 def test_processes_that_are_all_suspended_go_on():
     """As with Ctrl-Z and fg; whichever continues first must not blame those that were suspended with it."""
     deed = f"print(flush=True); time.sleep({3 * TIMEOUT})"
-    processes = list(started([deed] * 3, [(3, index) for index in range(3)]))
-    for process in processes:
-        process.stdout.readline()
-    for process in processes:
-        process.send_signal(signal.SIGSTOP)
-    time.sleep(2 * TIMEOUT)
-    for process in processes:
-        process.send_signal(signal.SIGCONT)
-        time.sleep(TIMEOUT / 20)
-    assert [(process.communicate(timeout=60)[1], process.returncode) for process in processes] == [("", 0)] * 3
+    with ended() as processes:
+        processes += started([deed] * 3, [(3, index) for index in range(3)])
+        for process in processes:
+            process.stdout.readline()
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        time.sleep(2 * TIMEOUT)
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+            time.sleep(TIMEOUT / 20)
+        assert [(process.communicate(timeout=60)[1], process.returncode) for process in processes] == [("", 0)] * 3
 
 
 @pytest.mark.multiprocess
 def test_a_first_process_that_was_stopped_learns_that_it_was_the_one():
-    processes = list(
-        started([f"{STOP}; time.sleep(60)", "time.sleep(60)", "time.sleep(60)"], [(3, index) for index in range(3)])
-    )
-    others = [process.communicate(timeout=60)[1] for process in processes[1:]]
-    processes[0].send_signal(signal.SIGCONT)
-    stuck = f"process 0 of 3 is stuck: nothing heard from it for {TIMEOUT} s\n"
-    assert [processes[0].communicate(timeout=60)[1], *others] == [stuck] * 3
+    deeds = [f"{STOP}; time.sleep(60)", "time.sleep(60)", "time.sleep(60)"]
+    with ended() as processes:
+        processes += started(deeds, [(3, index) for index in range(3)])
+        others = [process.communicate(timeout=60)[1] for process in processes[1:]]
+        processes[0].send_signal(signal.SIGCONT)
+        stuck = f"process 0 of 3 is stuck: nothing heard from it for {TIMEOUT} s\n"
+        assert [processes[0].communicate(timeout=60)[1], *others] == [stuck] * 3
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError, TimeoutError, OSError(errno.EHOSTUNREACH, "No route to host")])
@@ -169,8 +179,8 @@ def test_a_process_that_is_started_again_while_others_have_not_arrived_takes_its
         rank = ["--coordinator", coordinator, "--num-processes", "3", "--process-id", str(index)]
         return subprocess.Popen([*program("pass"), *rank], cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
-    processes = [start(0), start(1)]
-    try:
+    with ended() as processes:
+        processes += map(start, (0, 1))
         time.sleep(3)
         processes[1].kill()
         processes.append(start(1))
@@ -178,10 +188,6 @@ def test_a_process_that_is_started_again_while_others_have_not_arrived_takes_its
         processes.append(start(2))
         ends = [(process.communicate(timeout=60)[1], process.returncode) for process in processes]
         assert ends == [("", 0), ("", -signal.SIGKILL), ("", 0), ("", 0)]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
 
 
 @pytest.mark.multiprocess

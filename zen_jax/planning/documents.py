@@ -34,7 +34,11 @@ class JsonDocument:
     def save(self, path: str | Path) -> None:
         """Writes the document as JSON."""
         text = json.dumps(self.to_json(), indent=1, default=np.generic.item)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        try:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            error.filename = error.filename or str(path)  # of which the error of a full disk says nothing
+            raise
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
