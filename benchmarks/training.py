@@ -32,26 +32,26 @@ DATA = {
 SCHEMES = ("dense", "planned", "zen", "agsparse", "sparcml", "omnireduce")
 
 
-def train(example: str, data: Path, hosts: Sequence[Host], schemes: Sequence[str], steps: int) -> dict[str, Any]:
-    """The summaries of an example's runs, one worker per host, by scheme."""
+def train(example: str, data: Path, hosts: Sequence[Host], scheme: str, steps: int) -> dict[str, Any]:
+    """The summary of an example's run, one worker per host, in processes of its own: old ones are slower."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-m", f"examples.{example}.main", "--data", str(data / DATA[example]), "--out", out]
-        command += ["--sync", ",".join(schemes), "--steps", str(steps), "--num-processes", str(len(hosts))]
+        command += ["--sync", scheme, "--steps", str(steps), "--num-processes", str(len(hosts))]
         command += ["--coordinator", f"{hosts[0].address}:{PORT}", "--process-id"]
         run_group([host.command([*command, str(rank)]) for rank, host in enumerate(hosts)])
-        rows = json.loads((Path(out) / "summary.json").read_text())["runs"]
-    return {row["sync"]: row for row in rows}
+        (run,) = json.loads((Path(out) / "summary.json").read_text())["runs"]
+    return run
 
 
 def compare(example: str, n: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each scheme."""
     with emulated_hosts(n) as hosts:
-        unlimited = train(example, options.data, hosts, ["dense"], options.steps)["dense"]
+        unlimited = train(example, options.data, hosts, "dense", options.steps)
         # At this rate, what dense sends in a step takes `dense_share` of it.
         sending = unlimited["step_seconds"] * options.dense_share / (1 - options.dense_share)
         rate = f"{max(1, round(8e-6 * unlimited['bytes_per_step'] / sending))}mbit"
         set_rate(hosts, rate)
-        runs = train(example, options.data, hosts, options.schemes, options.steps)
+        runs = {scheme: train(example, options.data, hosts, scheme, options.steps) for scheme in options.schemes}
     dense = runs["dense"]["step_seconds"]
     return [
         {
