@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<States>)
     partition_elements(const __grid_constant__ DenseParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  ElementsShared<Bits> shared(arena, params);
   const BucketsShared buckets(arena, params.servers);
+  ElementsShared<Bits> shared(arena, params);
   StagedChunk<Bits> chunk = shared.chunk();
 
   PartitionBlock<States> block(params, shared.lists, buckets, StagedChunk<Bits>::kPerBlock);
@@ -54,8 +54,8 @@ template <typename Bits>
 __global__ void __launch_bounds__(kThreads, 2) partition_rows(const __grid_constant__ DenseParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  const SortShared lists(arena, params.servers, params.rows_per_chunk);
   const BucketsShared buckets(arena, params.servers);
+  const SortShared lists(arena, params.servers, params.rows_per_chunk);
   uint32_t* const words = arena.take<uint32_t>(bitmap_words(params.rows_per_chunk));
 
   const int word_count = static_cast<int>(bitmap_words(params.rows_per_chunk));
@@ -95,13 +95,13 @@ int64_t units_per_chunk(int64_t width, int64_t element_bytes) {
 template <typename Bits>
 size_t one_pass_shared_bytes(const DenseParams& params) {
   SharedArena arena = SharedArena::for_measuring();
+  BucketsShared(arena, params.servers);
   if (params.problem.width > 1) {
     SortShared(arena, params.servers, params.rows_per_chunk);
     arena.take<uint32_t>(bitmap_words(params.rows_per_chunk));
   } else {
     ElementsShared<Bits>(arena, params);
   }
-  BucketsShared(arena, params.servers);
   return arena.used();
 }
 
