@@ -20,7 +20,7 @@ from zen_jax.planning.cluster import COLLECTIVES, Cluster, KernelCost, Link, col
 
 SMALL, MEDIUM, LARGE = 4, 1 << 20, 1 << 26  # bytes that a worker sends in one collective; SMALL shows latency alone
 LARGE_SECONDS = 0.4  # limit for a collective of large messages: slow links get smaller ones
-IN_A_ROW = (1, 5)  # small collectives in one timed call: the difference excludes the time to start a call
+IN_A_ROW = (5, 45)  # small collectives in one timed call: the difference excludes the time to start a call
 REPEATS = 3
 WARM_UP = 4  # calls of a kernel: the first compiles, and a few more touch fresh memory
 ROWS, COLUMNS = 1 << 18, 64  # of the tensor that kernels are timed on: 64 MiB, more than caches and malloc keep
