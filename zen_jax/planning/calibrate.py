@@ -19,8 +19,8 @@ from zen_jax._typing import Array, AxisName
 from zen_jax.planning.cluster import COLLECTIVES, Cluster, KernelCost, Link, collective_steps
 
 SMALL, MEDIUM, LARGE = 4, 1 << 20, 1 << 26  # bytes that a worker sends in one collective; SMALL shows latency alone
-LARGE_SECONDS = 0.4  # limit for a collective of large messages: slow links get smaller ones
-IN_A_ROW = (5, 45)  # small collectives in one timed call: the difference excludes the time to start a call
+CALL_SECONDS = 0.4  # limit for a call: slow links get smaller messages, distant hosts fewer in a row
+FEW, MANY = 5, 45  # small collectives in one timed call: the difference excludes the time to start a call
 REPEATS = 3
 WARM_UP = 4  # calls of a kernel: the first compiles, and a few more touch fresh memory
 ROWS, COLUMNS = 1 << 18, 64  # of the tensor that kernels are timed on: 64 MiB, more than caches and malloc keep
@@ -80,9 +80,10 @@ def _measure_links(
     n, links = _axis.mesh_size(mesh, axis_name), {}
     for name in collectives if n > 1 else ():
         timed = _timed_collective(name, mesh, axis_name, max_over_processes)
-        few, many = (timed(SMALL, times) for times in IN_A_ROW)
-        latency = max(0.0, (many - few) / (IN_A_ROW[1] - IN_A_ROW[0]))
-        large = int(np.clip(MEDIUM * LARGE_SECONDS / timed(MEDIUM), MEDIUM, LARGE))
+        few = timed(SMALL, FEW)
+        times = int(np.clip(FEW * CALL_SECONDS / few, 2 * FEW, MANY))
+        latency = max(0.0, (timed(SMALL, times) - few) / (times - FEW))
+        large = int(np.clip(MEDIUM * CALL_SECONDS / timed(MEDIUM), MEDIUM, LARGE))
         steps, seconds = collective_steps(name, n), timed(large)
         links[name] = Link(latency * 1e6 / steps, large * 8e-9 / max(seconds - latency, seconds / 2))
     return links
