@@ -33,7 +33,7 @@ SCHEMES = ("dense", "planned", "zen", "agsparse", "sparcml", "omnireduce")
 
 
 def train(example: str, data: Path, hosts: Sequence[Host], scheme: str, steps: int) -> dict[str, Any]:
-    """The summary of an example's run, one worker per host, in processes of its own: old ones are slower."""
+    """The summary of an example's run, one worker per host, in processes of its own: others leave no trace."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-m", f"examples.{example}.main", "--data", str(data / DATA[example]), "--out", out]
         command += ["--sync", scheme, "--steps", str(steps), "--num-processes", str(len(hosts))]

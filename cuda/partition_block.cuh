@@ -1,5 +1,5 @@
-// What a block of a one-pass partition does once it knows which units of its chunk to move: it sorts them by server, and
-// learns from the blocks before it where each server's run goes.
+// What a block of a one-pass partition does once it knows which units of its chunk to move: it sorts them by server,
+// and learns from the blocks before it where each server's run goes.
 #pragma once
 
 #include <cstdint>

@@ -6,9 +6,9 @@
 namespace zen::cuda {
 namespace {
 
-// Nobody knows yet how many non-zeros there are; the buckets' slots stand for them. This is faster than one pass up to 6 %
-// non-zeros, and for 128 servers still. Fewer slots than a thousandth are of a call that only counts: all chunks would be
-// sorted twice.
+// Nobody knows yet how many non-zeros there are; the buckets' slots stand for them. This is faster than one pass up to
+// 6 % non-zeros, and for 128 servers still. Fewer slots than a thousandth are of a call that only counts: all chunks
+// would be sorted twice.
 constexpr int64_t kLeastUnitsPerSlot = 15;
 constexpr int64_t kMostUnitsPerSlot = 1000;
 constexpr int64_t kMostServers = 128;
@@ -141,8 +141,8 @@ __global__ void __launch_bounds__(kThreads, 2) scan_runs(const __grid_constant__
   if (threadIdx.x == 0) params.counts[blockIdx.x] = static_cast<int32_t>(through);
 }
 
-// A few lanes move a server's runs of consecutive chunks. The next lanes move the next chunks' runs, so that a warp writes
-// to consecutive slots.
+// A few lanes move a server's runs of consecutive chunks. The next lanes move the next chunks' runs, so that a warp
+// writes to consecutive slots.
 template <typename Bits>
 __global__ void __launch_bounds__(kThreads) move_runs(const __grid_constant__ RunsParams params) {
   const uint32_t chunks = static_cast<uint32_t>(params.chunks), groups = (chunks + kRunsAtOnce - 1) / kRunsAtOnce;

@@ -8,8 +8,8 @@
 
 namespace zen::cuda {
 
-// Whether this can be done and, on a tensor of many chunks with about as many non-zeros as the buckets have room for, is
-// faster than one pass. A batch suits only if one item does.
+// Whether this can be done and, on a tensor of many chunks with about as many non-zeros as the buckets have room for,
+// is faster than one pass. A batch suits only if one item does.
 bool suits_runs(const PartitionProblem& problem);
 
 // Scratch for one batch item.
