@@ -5,8 +5,8 @@
         subprocess.run(hosts[0].command(["python", "-c", "import socket; print(socket.gethostname())"]))
 
 Each host is a namespace with a hostname that resolves to its address, as jax.distributed's gloo needs. The switch is
-a bridge in a namespace of its own, so the machine's own network is not touched. Needs root, `ip`, `tc`,
-`unshare` and `hostname`. Rates are limited by the token bucket filter; latency stays the kernel's own (tens
+a bridge in a namespace of its own, so the machine's own network is not touched. Needs root, `ip`, `tc`, `unshare`,
+`chrt` and `hostname`. Rates are limited by the token bucket filter; latency stays the kernel's own (tens
 of microseconds), because shaping it needs netem, which not every kernel has.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 PREFIX = "zenbench"
 SWITCH = f"{PREFIX}-switch"
 INTERFACE = "eth0"  # every host's
-TOOLS = ("ip", "tc", "unshare", "hostname")
+TOOLS = ("ip", "tc", "unshare", "chrt", "hostname")
 LOCK = Path("/run/lock/zen_jax_emulated_hosts")
 HOSTS_FILES = Path("/etc/netns")
 MAX_HOSTS = 250
@@ -47,9 +47,12 @@ class Host:
     address: str
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """The command line that runs `command` on this host."""
+        """The command line that runs `command` on this host.
+
+        Batch scheduling is for hosts that share cores, as in `zen_jax.cli.launch.share_cores`.
+        """
         named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name]
-        return ["ip", "netns", "exec", self.name, *named, *command]
+        return ["ip", "netns", "exec", self.name, *named, "chrt", "--batch", "0", *command]
 
 
 def nth_host(i: int) -> Host:

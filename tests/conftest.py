@@ -21,11 +21,15 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from zen_jax.cli.launch import share_cores  # noqa: E402
+
 collect_ignore = ["counting.py"]  # it has no doctests, and needs the examples' extras
 
 # Compiling inside an example takes seconds; the same examples every time keep a failure reproducible.
 hypothesis.settings.register_profile("zen", deadline=None, derandomize=True, max_examples=40, database=None)
 hypothesis.settings.load_profile("zen")
+
+share_cores()  # with the processes that tests start
 
 
 @pytest.fixture(autouse=True)

@@ -247,10 +247,21 @@ def test_a_launcher_told_to_end_ends_its_processes_once_they_have_kept_what_they
             os.kill(child, 0)
 
 
+JOINED = f"from examples.common import launch; launch.joined(None, 60).__enter__(); {KEEPING}"
+
+
+@pytest.mark.multiprocess
+def test_processes_on_shared_cores_do_not_interrupt_what_wakes_them(tmp_path):
+    usual = "import os; os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))"
+    launcher, children = launched([sys.executable, "-c", JOINED, str(tmp_path)], tmp_path, before=usual)
+    assert [os.sched_getscheduler(child) for child in children] == [os.SCHED_BATCH] * 2
+    launcher.kill()
+    launcher.communicate(timeout=30)
+
+
 @pytest.mark.multiprocess
 def test_processes_outlive_a_hang_up_under_nohup_but_not_their_launcher(tmp_path):
-    joined = f"from examples.common import launch; launch.joined(None, 60).__enter__(); {KEEPING}"
-    command = [sys.executable, "-c", joined, str(tmp_path)]
+    command = [sys.executable, "-c", JOINED, str(tmp_path)]
     launcher, _ = launched(command, tmp_path, before="signal.signal(signal.SIGHUP, signal.SIG_IGN)")
     launcher.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):

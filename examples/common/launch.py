@@ -16,7 +16,7 @@ import jax
 
 from examples.common.rank import Rank, devices_under_open_mpi, launcher_knows
 from examples.common.watch import Watch
-from zen_jax.cli.launch import end_with_starter
+from zen_jax.cli.launch import end_with_starter, share_cores
 
 _STARTED = "ZEN_JAX_EXAMPLE_STARTED"  # set for the processes that `start` starts
 _LAST_WORDS = 2.0  # seconds for process 0 to say why, once another has failed
@@ -67,6 +67,7 @@ def start(command: list[str], count: int) -> int:
     endings = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]  # nohup
     before = [signal.signal(ending, lambda number, _: sys.exit(128 + number)) for ending in endings]
     coordinator, environment = f"localhost:{free_ports()}", {"JAX_PLATFORMS": "cpu"} | os.environ | {_STARTED: "1"}
+    share_cores()
     with tempfile.TemporaryDirectory() as logs:
         paths = [Path(logs) / f"{index}.log" for index in range(count)]
         processes: list[subprocess.Popen] = []
