@@ -9,6 +9,7 @@ emulated ones share this machine's cores, so a scheme's computation weighs more 
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -51,21 +52,25 @@ def compare(example: str, n: int, options: argparse.Namespace) -> list[dict[str,
         sending = unlimited["step_seconds"] * options.dense_share / (1 - options.dense_share)
         rate = f"{max(1, round(8e-6 * unlimited['bytes_per_step'] / sending))}mbit"
         set_rate(hosts, rate)
-        runs = {scheme: train(example, options.data, hosts, scheme, options.steps) for scheme in options.schemes}
-    dense = runs["dense"]["step_seconds"]
+        runs: dict[str, list[dict[str, Any]]] = {scheme: [] for scheme in options.schemes}
+        for _ in range(options.repeats):  # in turns: a machine's speed changes over minutes
+            for scheme, found in runs.items():
+                found.append(train(example, options.data, hosts, scheme, options.steps))
+    seconds = {scheme: statistics.median(run["step_seconds"] for run in found) for scheme, found in runs.items()}
     return [
         {
             "example": example,
             "n": n,
             "rate": rate,
             "scheme": scheme,
-            "s/step": round(run["step_seconds"], 4),
-            f"{run['items']}/s": round(run["items_per_second"]),
-            "over dense": round(dense / run["step_seconds"], 2),
-            "MB/step": round(run["bytes_per_step"] / 1e6, 3),
-            "in communication": round(1 - unlimited["step_seconds"] / dense, 2) if scheme == "dense" else "",
+            "s/step": round(seconds[scheme], 4),
+            "of each run": " ".join(f"{run['step_seconds']:.4f}" for run in found),
+            f"{found[0]['items']}/s": round(found[0]["items_per_second"] * found[0]["step_seconds"] / seconds[scheme]),
+            "over dense": round(seconds["dense"] / seconds[scheme], 2),
+            "MB/step": round(found[0]["bytes_per_step"] / 1e6, 3),
+            "in communication": round(1 - unlimited["step_seconds"] / seconds[scheme], 2) if scheme == "dense" else "",
         }
-        for scheme, run in runs.items()
+        for scheme, found in runs.items()
     ]
 
 
@@ -78,6 +83,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
     parser.add_argument("--steps", type=at_least(1), default=16)
+    parser.add_argument("--repeats", type=at_least(1), default=1, help="runs of each scheme; their median counts")
     parser.add_argument("--dense-share", type=float, default=0.67, help="share of a dense step that is communication")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -96,8 +102,8 @@ def main() -> None:
             for n in options.hosts:
                 rows += compare(example, n, options)
                 print(measure.table(rows[-len(options.schemes) :]), flush=True)
-                result = {"environment": measure.environment(), "steps": options.steps, "rows": rows}
-                measure.write_json(options.json, result)
+                setting = {"environment": measure.environment(), "steps": options.steps, "repeats": options.repeats}
+                measure.write_json(options.json, setting | {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ def test_autotune_compiles_twice_and_changes_no_bit():
     assert step.profile.steps == 2
     assert step.plan.leaves["table"].scheme in set(WORKER_ORDER_SCHEMES) - {"dense_ordered"}
     assert float(optax.tree.get(state, "info")["table"].rounds[0]) == 1
+    jax.eval_shape(step, table)  # with its plan, it may be part of a larger program
     # Gradients that outgrow the plan are noticed, and lose nothing.
     drifted = table | {"table": sparse(np.random.default_rng(1), N, TABLE, 0.15, integers=False)}
     updates, state = step(drifted)

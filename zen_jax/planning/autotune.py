@@ -47,7 +47,7 @@ class Autotuned:
         return step
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _is_traced(args, kwargs):
+        if self.plan is None and _is_traced(args, kwargs):
             raise ValueError(
                 "the step from zen_jax.autotune was called inside jit or scan, where it would profile forever. Call it "
                 "outside, and compile in make_step."
@@ -112,8 +112,8 @@ def autotune(
     Raises:
       ValueError: for steps below 1, a cluster that is none, schemes as in `zen_jax.plan`, or a `make_step` that is or
         returns no function; in the first call, before anything runs, for a cluster of another size, or if the
-        processes' arguments differ; when planning, for a step that ignored its plan; in any call inside jit, scan or
-        the like.
+        processes' arguments differ; when planning, for a step that ignored its plan; until then, in any call inside
+        jit, scan or the like.
 
     >>> import jax, jax.numpy as jnp
     >>> from zen_jax.transforms.synchronize import synchronize
