@@ -332,6 +332,8 @@ def test_calibrate(monkeypatch):
     assert zen.calibrate(jax.make_mesh((2, 2), ("replica", "data")), ("replica", "data")).workers == 4
     with pytest.raises(ValueError, match="axis_name"):
         zen.calibrate(harness.mesh(2), axis_name="nobody")
+    with pytest.raises(ValueError, match="without devices to measure"):
+        zen.calibrate(AbstractMesh((2,), ("data",)))
 
 
 # --- simulation -------------------------------------------------------------------------------------------------

@@ -251,7 +251,7 @@ JOINED = f"from examples.common import launch; launch.joined(None, 60).__enter__
 
 
 @pytest.mark.multiprocess
-def test_processes_on_shared_cores_do_not_interrupt_what_wakes_them(tmp_path):
+def test_processes_on_shared_cores_do_not_interrupt_each_other_on_waking_up(tmp_path):
     usual = "import os; os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))"
     launcher, children = launched([sys.executable, "-c", JOINED, str(tmp_path)], tmp_path, before=usual)
     assert [os.sched_getscheduler(child) for child in children] == [os.SCHED_BATCH] * 2

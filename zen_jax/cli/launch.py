@@ -75,9 +75,9 @@ def run_on(hosts: Sequence[str], arguments: Sequence[str]) -> None:
 
 
 def share_cores() -> None:
-    """From now on, no thread of this process, or of those that it starts, interrupts the one that wakes it.
+    """From now on, no thread of this process, or of processes that it starts, interrupts another when it wakes up.
 
-    Gloo's own thread polls as long as another holds a connection. Once it has interrupted that very thread, it polls
+    Gloo's own thread polls as long as another holds a connection. Where it has interrupted that very thread, it polls
     for a whole turn on the core: 4 ms, where a small collective takes 0.4. Only Linux can do this; elsewhere, and where
     a sandbox forbids it, processes merely stay slower.
     """

@@ -44,14 +44,17 @@ def calibrate(mesh: Mesh, axis_name: AxisName = "data", intra_axis: AxisName | N
       A Cluster with one measured Link for each collective that schemes use, and a KernelCost for each kernel.
 
     Raises:
-      ValueError: for an axis that the mesh lacks or that is given twice.
+      ValueError: for an axis that the mesh lacks or that is given twice, or a mesh without devices.
 
     >>> import jax
     >>> mesh = jax.make_mesh((1,), ("data",))
     >>> calibrate(mesh).workers
     1
     """
-    n, max_over_processes, inside = _axis.mesh_size(mesh, axis_name), _make_max_over_processes(mesh), {}
+    n, inside = _axis.mesh_size(mesh, axis_name), {}
+    if not isinstance(mesh, Mesh):
+        raise ValueError("mesh is an AbstractMesh, without devices to measure. Use jax.make_mesh(sizes, names).")
+    max_over_processes = _make_max_over_processes(mesh)
     _axis.combined_axes(axis_name, intra_axis)
     processes = len({device.process_index for device in mesh.devices.flat})
     hosts, devices = (processes, n // processes) if n % processes == 0 else (n, 1)
