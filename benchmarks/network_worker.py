@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import zen_jax as zen
 from benchmarks import group, network_tables
 from benchmarks.problem import Problem
-from zen_jax.cli.workers import gather
+from zen_jax.cli.workers import compile_anew, gather
 from zen_jax.planning.costs import candidates
 
 
@@ -77,6 +77,7 @@ def main() -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(options.coordinator, problem.touched.shape[1], options.process_id)
+    compile_anew()
     mesh = jax.make_mesh((jax.process_count(),), ("data",), axis_types=(AxisType.Auto,))
     processes = Processes(mesh, problem)
     schemes = [Scheme(name, problem, processes.rank, mesh) for name in problem.notes["cases"]]

@@ -7,8 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,22 +53,6 @@ def run_group(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
                 process.kill()
                 process.wait()
         return [json.loads(line) for line in logs[0].read_text().splitlines() if line.startswith("{")]
-
-
-@contextmanager
-def compiled_once() -> Iterator[None]:
-    """Within this context, processes that run the same program share what one of them has compiled."""
-    with tempfile.TemporaryDirectory() as cache:
-        variables = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-        variables["TF_CPP_MIN_LOG_LEVEL"] = "3"  # otherwise every program from the cache gives a warning
-        before = {name: os.environ[name] for name in variables if name in os.environ}
-        os.environ |= variables
-        try:
-            yield
-        finally:
-            for name in variables:
-                os.environ.pop(name, None)
-            os.environ |= before
 
 
 def run_main(main: Callable[[], None]) -> None:

@@ -29,7 +29,7 @@ import numpy as np
 import zen_jax as zen
 from benchmarks import measure
 from benchmarks.emulated_hosts import emulated_hosts, nth_host, set_rate
-from benchmarks.processes import PORT, compiled_once, run_group, run_main
+from benchmarks.processes import PORT, run_group, run_main
 from benchmarks.training import DATA
 from examples.common.launch import joined
 from examples.common.loop import initial_state, make_step
@@ -70,7 +70,7 @@ def measured(options: argparse.Namespace, workers: Workers) -> dict[str, Any]:
 def measured_on_hosts(options: argparse.Namespace) -> dict[str, Any]:
     """`measured` with one worker on each of `options.hosts` emulated hosts."""
     command = [sys.executable, "-m", "benchmarks.profiling", *sys.argv[1:], "--process-id"]
-    with compiled_once(), emulated_hosts(options.hosts) as hosts:
+    with emulated_hosts(options.hosts) as hosts:
         set_rate(hosts, options.rate)
         (row,) = run_group([host.command([*command, str(rank)]) for rank, host in enumerate(hosts)])
     return row

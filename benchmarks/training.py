@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks import measure
 from benchmarks.emulated_hosts import Host, emulated_hosts, set_rate
-from benchmarks.processes import PORT, compiled_once, run_group, run_main
+from benchmarks.processes import PORT, run_group, run_main
 from zen_jax.cli.options import at_least
 
 DATA = {
@@ -97,13 +97,12 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     options = parse()
     rows: list[dict[str, Any]] = []
-    with compiled_once():
-        for example in options.examples:
-            for n in options.hosts:
-                rows += compare(example, n, options)
-                print(measure.table(rows[-len(options.schemes) :]), flush=True)
-                setting = {"environment": measure.environment(), "steps": options.steps, "repeats": options.repeats}
-                measure.write_json(options.json, setting | {"rows": rows})
+    for example in options.examples:
+        for n in options.hosts:
+            rows += compare(example, n, options)
+            print(measure.table(rows[-len(options.schemes) :]), flush=True)
+            setting = {"environment": measure.environment(), "steps": options.steps, "repeats": options.repeats}
+            measure.write_json(options.json, setting | {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import doctest
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +22,6 @@ from benchmarks.figures import (
     strawmen,
 )
 from benchmarks.problem import Problem
-from benchmarks.processes import compiled_once
 
 RESULTS = Path(exact.__file__).parent / "results"
 
@@ -96,16 +94,6 @@ def test_problem_survives_its_file_and_checks_sums(tmp_path):
     total[3, 2] += 1
     with pytest.raises(ValueError, match="a sum is wrong in 1 of 485 elements"):
         loaded.check("a sum", 0, total)
-
-
-def test_a_shared_compilation_cache_leaves_the_environment_as_it_was(monkeypatch):
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    before = dict(os.environ)
-    with pytest.raises(KeyboardInterrupt), compiled_once():
-        assert Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).is_dir()
-        raise KeyboardInterrupt
-    assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize("module", [workloads, exact, emulated_hosts, drawing, gpu_report])

@@ -139,6 +139,34 @@ def test_already_reduced_gradient_in_synchronize(leaf):
     refuses(lambda: shard_map(worker, True)(params, batch), "table does not vary", "already reduced", "pcast")
 
 
+def row_sparse(x):
+    return zen.RowSparseGradient.from_lookups(jnp.arange(len(x)), x, len(x))
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [
+        lambda x: zen.all_reduce(x[0], harness.AXIS),
+        lambda x: zen.synchronize(harness.AXIS).update(row_sparse(x[0]), None)[0].rows,
+    ],
+    ids=["all_reduce", "synchronize"],
+)
+def test_compilation_cache_among_processes_on_cpus(worker, monkeypatch):
+    """Programs from it hang; one process alone, or without it, runs."""
+    spec = jax.sharding.PartitionSpec
+    keywords = {"mesh": harness.mesh(N), "in_specs": spec(harness.AXIS), "out_specs": spec(), "check_vma": False}
+    trace = lambda: jax.eval_shape(jax.shard_map(lambda x: worker(x), **keywords), GRADIENT)
+    assert jax.config.jax_compilation_cache_dir and jax.config.jax_enable_compilation_cache
+    trace()
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    refuses(trace, "compilation cache", "'jax_enable_compilation_cache', False", "JAX_COMPILATION_CACHE_DIR")
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        trace()
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
+
+
 def test_gradient_sharded_over_an_explicit_axis():
     """Only the workers' axis is manual. JAX would complain about an unsupported reshape, or gather."""
     explicit, spec = jax.sharding.AxisType.Explicit, jax.sharding.PartitionSpec

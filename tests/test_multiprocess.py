@@ -19,7 +19,7 @@ def run_workers(count, schemes):
     workers = [
         subprocess.Popen(
             [sys.executable, str(WORKER), address, str(count), str(rank), *schemes],
-            env=os.environ | {"XLA_FLAGS": ""},  # one device a process
+            env=os.environ | {"XLA_FLAGS": "", "JAX_ENABLE_COMPILATION_CACHE": "false"},  # one device a process
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -121,6 +121,22 @@ def check_not_sharded(name: str, x: Array) -> None:
     unmapped(lax.stop_gradient(x))
 
 
+def check_not_cached(axis_name: AxisName) -> None:
+    """Refuses to compile for several processes on CPUs what JAX's compilation cache would hold.
+
+    A program that XLA for CPUs (of jaxlib 0.10.2) loads from there has lost the order between collectives inside a
+    conditional and those outside. Then one process waits in one of them, the others in another, for ever.
+    """
+    cached = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir
+    if cached and is_manual(axis_name) and jax.process_count() > 1 and jax.default_backend() == "cpu":
+        raise ValueError(
+            f"JAX's compilation cache is on ({jax.config.jax_compilation_cache_dir}). Programs loaded from it do not "
+            "keep collectives in order on CPUs, and processes would wait for each other for ever. Call "
+            "jax.config.update('jax_enable_compilation_cache', False) in every process before anything is compiled, or "
+            "unset JAX_COMPILATION_CACHE_DIR."
+        )
+
+
 def other_manual_axes(axis_name: AxisName) -> tuple:
     """All other axes of an enclosing shard_map."""
     return tuple(axis for axis in jax.sharding.get_abstract_mesh().manual_axes if axis not in axis_names(axis_name))

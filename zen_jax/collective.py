@@ -76,8 +76,8 @@ def all_reduce(
     Raises:
       ValueError: for an axis that is not bound or given twice, an unknown op, scheme, unit, hash or format, a capacity
         below 1 or above 2**31 - 1, more capacities than the scheme has exchanges, columns that do not divide a row, a
-        seed that is not a uint32, a dtype that is not a float, more units than a scheme can name, or a gradient that
-        is already reduced or sharded along an Explicit axis.
+        seed that is not a uint32, a dtype that is not a float, more units than a scheme can name, a gradient that is
+        already reduced or sharded along an Explicit axis, or several processes on CPUs with JAX's compilation cache.
 
     >>> import jax, jax.numpy as jnp
     >>> gradients = jnp.zeros((4, 100, 8)).at[:, 3].set(1.0)  # four workers, each touched row 3
@@ -96,6 +96,7 @@ def all_reduce(
     x = _checked(x)
     axes = _axis.combined_axes(axis_name, intra_axis)
     n = _axis.axis_size(axis_name)
+    _axis.check_not_cached(axes)
     devices = 1 if intra_axis is None else _axis.axis_size(intra_axis, "intra_axis")
     capacities = _capacities(capacity, scheme, n)
     _axis.check_not_reduced("x", values_of(x), axes)

@@ -17,6 +17,7 @@ import jax
 from examples.common.rank import Rank, devices_under_open_mpi, launcher_knows
 from examples.common.watch import Watch
 from zen_jax.cli.launch import end_with_starter, share_cores
+from zen_jax.cli.workers import compile_anew
 
 _STARTED = "ZEN_JAX_EXAMPLE_STARTED"  # set for the processes that `start` starts
 _LAST_WORDS = 2.0  # seconds for process 0 to say why, once another has failed
@@ -42,6 +43,7 @@ def joined(rank: Rank | None, timeout: int) -> Iterator[Callable[[Callable], Cal
     limits = {"heartbeat_timeout_seconds": seconds, "shutdown_timeout_seconds": seconds}
     if rank is None:
         jax.distributed.initialize(**limits)
+        compile_anew()
         yield lambda fun: fun
         return
     with Watch(rank, timeout) as watch:
@@ -55,6 +57,7 @@ def joined(rank: Rank | None, timeout: int) -> Iterator[Callable[[Callable], Cal
             cluster_detection_method=detection,
             **limits,
         )
+        compile_anew()
         yield watch.guard
 
 

@@ -77,6 +77,16 @@ def join(place: Place) -> None:
             raise ValueError(f"process 0 cannot listen on port {port}: {error.strerror}. Give another one.") from error
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(*place, shutdown_timeout_seconds=_PATIENCE)
+    compile_anew()
+
+
+def compile_anew() -> None:
+    """After `jax.distributed.initialize`: on CPUs, this process takes no program from JAX's compilation cache.
+
+    Such programs can hang among several processes, and zen refuses to be part of them.
+    """
+    if jax.default_backend() == "cpu":
+        jax.config.update("jax_enable_compilation_cache", False)
 
 
 def make_mesh(n: int | None) -> Mesh:

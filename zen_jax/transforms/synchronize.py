@@ -81,7 +81,8 @@ def synchronize(
 
     Raises:
       ValueError: at construction for unknown names or an axis given twice; at init or update for leaves that are not
-        floats, a plan for other shapes, an axis that is not bound, or gradients that are already reduced.
+        floats, a plan for other shapes, an axis that is not bound, gradients that are already reduced, or several
+        processes on CPUs with JAX's compilation cache.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> optimizer = optax.chain(synchronize("data"), optax.sgd(1.0))
@@ -118,6 +119,7 @@ def synchronize(
         check(named, _axis.axis_size(axis_name))
         if intra_axis is not None:
             _axis.axis_size(intra_axis, "intra_axis")
+        _axis.check_not_cached(axes)
         for name, leaf in named:
             _axis.check_not_reduced(name, values_of(leaf), axes)
             _axis.check_not_sharded(name, values_of(leaf))
