@@ -156,15 +156,17 @@ def test_compilation_cache_among_processes_on_cpus(worker, monkeypatch):
     spec = jax.sharding.PartitionSpec
     keywords = {"mesh": harness.mesh(N), "in_specs": spec(harness.AXIS), "out_specs": spec(), "check_vma": False}
     trace = lambda: jax.eval_shape(jax.shard_map(lambda x: worker(x), **keywords), GRADIENT)
-    assert jax.config.jax_compilation_cache_dir and jax.config.jax_enable_compilation_cache
-    trace()
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    refuses(trace, "compilation cache", "'jax_enable_compilation_cache', False", "JAX_COMPILATION_CACHE_DIR")
-    jax.config.update("jax_enable_compilation_cache", False)
+    assert jax.config.jax_compilation_cache_dir
+    before = jax.config.jax_enable_compilation_cache
     try:
+        jax.config.update("jax_enable_compilation_cache", True)
+        trace()
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
+        refuses(trace, "compilation cache", "'jax_enable_compilation_cache', False", "JAX_COMPILATION_CACHE_DIR")
+        jax.config.update("jax_enable_compilation_cache", False)
         trace()
     finally:
-        jax.config.update("jax_enable_compilation_cache", True)
+        jax.config.update("jax_enable_compilation_cache", before)
 
 
 def test_gradient_sharded_over_an_explicit_axis():
