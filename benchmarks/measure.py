@@ -86,6 +86,7 @@ def environment() -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
+        "preloaded": Path(os.environ.get("LD_PRELOAD", "")).name,  # such as another malloc
         "backend": zen_jax.backend_info(),
     }
 

@@ -88,7 +88,7 @@ def _measure_links(
         latency = max(0.0, (timed(SMALL, times) - few) / (times - FEW))
         large = int(np.clip(MEDIUM * CALL_SECONDS / timed(MEDIUM), MEDIUM, LARGE))
         steps, seconds = collective_steps(name, n), timed(large)
-        links[name] = Link(latency * 1e6 / steps, large * 8e-9 / max(seconds - latency, seconds / 2))
+        links[name] = Link(latency * 1e6 / steps, large * 8e-9 / max(seconds - timed(SMALL), seconds / 2))
     return links
 
 
@@ -116,7 +116,10 @@ def _timed_collective(
     }
 
     def worker(x: Array, times: Array) -> Array:
-        return lax.fori_loop(0, times, lambda _, x: once[name](x), x)
+        # Schemes, too, agree on the room before they send: a connection of gloo whose ends start at different times
+        # carries one direction after the other.
+        agreed = jnp.min(lax.all_gather(times, axis_name))
+        return lax.fori_loop(0, agreed, lambda _, x: once[name](x), x)
 
     run = _on_workers(worker, mesh, axis_name)
 
