@@ -1,4 +1,7 @@
-"""nvcc and CUDA's headers: where CUDACXX says, on PATH or in /usr/local/cuda. Without them CUDA targets are manual."""
+"""nvcc (12.8 or newer) and CUDA's headers: where CUDACXX says, on PATH or in /usr/local/cuda.
+
+Without them CUDA targets are manual.
+"""
 
 _BUILD = """
 cc_library(
@@ -10,9 +13,14 @@ cc_library(
 )
 """
 
+def _can_compile(ctx, nvcc):
+    header = ctx.path(Label("//cuda:look_back.cuh"))  # which needs the newest nvcc
+    flags = ["-std=c++17", "-arch=sm_80", "-I%s" % header.dirname.dirname, "-include", header]
+    return ctx.execute([nvcc] + flags + ["-x", "cu", "-c", "/dev/null", "-o", "/dev/null"]).return_code == 0
+
 def _cuda_repository_impl(ctx):
     nvcc = ctx.os.environ.get("CUDACXX") or ctx.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-    found = ctx.path(nvcc).exists
+    found = ctx.path(nvcc).exists and _can_compile(ctx, nvcc)
     linkopts = []
     if found:
         root = ctx.path(nvcc).realpath.dirname.dirname

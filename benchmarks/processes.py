@@ -19,6 +19,10 @@ KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 <<
 """What examples/common/memory.py sets from inside, as glibc's environment variables; for peers too."""
 
 
+ONE_CPU_WORKER = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+"""One worker in each process, and no two on one GPU."""
+
+
 class ProcessesError(RuntimeError):
     """Processes failed, or cannot be started; the message says why."""
 
@@ -26,7 +30,7 @@ class ProcessesError(RuntimeError):
 def run_group(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     """Runs processes until all have ended, or one has failed; returns the records that the first one printed."""
     # A training loop reuses its memory; without this, faulting in fresh pages would drown out everything else.
-    variables = os.environ | KEEP_FREED_MEMORY
+    variables = os.environ | KEEP_FREED_MEMORY | ONE_CPU_WORKER
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder) / f"{i}.log" for i in range(len(commands))]
         processes: list[subprocess.Popen] = []

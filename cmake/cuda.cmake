@@ -1,5 +1,6 @@
 # Turns ZEN_CUDA into ON or OFF and enables the CUDA language where it is ON. nvcc is the one that CUDACXX names, or
-# one on PATH, in /usr/local/cuda, or in this Python's site-packages (the wheels of nvidia-cuda-nvcc and companions).
+# one on PATH, in /usr/local/cuda, or in this Python's site-packages (the wheels of nvidia-cuda-nvcc and companions),
+# which come first where the installation has fetched them.
 
 if(ZEN_CUDA AND NOT CMAKE_CUDA_COMPILER AND DEFINED ENV{CUDACXX})
   set(CMAKE_CUDA_COMPILER $ENV{CUDACXX})
@@ -9,7 +10,10 @@ if(ZEN_CUDA AND NOT CMAKE_CUDA_COMPILER)
     COMMAND ${Python_EXECUTABLE} -c "import nvidia; print(*(path + '/cu13' for path in nvidia.__path__), sep=';')"
     OUTPUT_VARIABLE wheels OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   list(TRANSFORM wheels APPEND /bin OUTPUT_VARIABLE wheels_bin)
-  find_program(ZEN_NVCC nvcc PATHS /usr/local/cuda/bin ${wheels_bin} NO_CACHE)
+  if(DEFINED ENV{ZEN_JAX_CUDA})
+    set(first HINTS ${wheels_bin})
+  endif()
+  find_program(ZEN_NVCC nvcc ${first} PATHS /usr/local/cuda/bin ${wheels_bin} NO_CACHE)
   if(ZEN_NVCC)
     set(CMAKE_CUDA_COMPILER ${ZEN_NVCC})
   endif()
@@ -27,14 +31,17 @@ endif()
 if(ZEN_CUDA STREQUAL AUTO)
   set(ZEN_CUDA OFF)
   if(CMAKE_CUDA_COMPILER)
-    # With all that the kernels are compiled with: an nvcc too old for it would fail after this, and the whole build too.
+    # With all that the kernels are compiled with, and the header that needs the newest nvcc (12.8): one too old for it
+    # would fail after this, and the whole build too.
     separate_arguments(flags UNIX_COMMAND "${CMAKE_CUDA_FLAGS}")
     list(APPEND flags -std=c++17 -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=[sm_90,compute_90])
     if(DEFINED ENV{CUDAHOSTCXX})
       list(APPEND flags -ccbin $ENV{CUDAHOSTCXX})
     endif()
     execute_process(
-      COMMAND ${CMAKE_CUDA_COMPILER} ${flags} -shared -x cu /dev/null -o ${PROJECT_BINARY_DIR}/nvcc_probe.so
+      COMMAND ${CMAKE_CUDA_COMPILER} ${flags} -I${PROJECT_SOURCE_DIR}
+              -include ${PROJECT_SOURCE_DIR}/cuda/look_back.cuh -shared -x cu /dev/null
+              -o ${PROJECT_BINARY_DIR}/nvcc_probe.so
       RESULT_VARIABLE nvcc_fails OUTPUT_QUIET ERROR_VARIABLE nvcc_says)
     if(nvcc_fails)
       message(STATUS "No CUDA kernels: ${CMAKE_CUDA_COMPILER} does not work: ${nvcc_says}")

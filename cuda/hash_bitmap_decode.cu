@@ -270,12 +270,9 @@ int32_t units_per_chunk(const DecodeProblem& problem, int64_t element_bytes, uin
 
 }  // namespace
 
-int64_t decode_scratch_bytes(int64_t units, int64_t width, int64_t n) {
+int64_t decode_scratch_bytes(int64_t units, int64_t width, int64_t element_bytes, int64_t n) {
   if (units == 0 || width == 0) return 0;
-  // Elements of any size may follow, and the smallest groups need most.
-  const uint32_t log_group =
-      std::min({log_group_words(width, n, 2), log_group_words(width, n, 4), log_group_words(width, n, 8)});
-  return directory_bytes(n, bitmap_words(ceil_div(units, n)), log_group);
+  return directory_bytes(n, bitmap_words(ceil_div(units, n)), log_group_words(width, n, element_bytes));
 }
 
 cudaError_t hash_bitmap_decode(const DecodeProblem& problem, Element element, uint32_t seed, const uint32_t* d_words,

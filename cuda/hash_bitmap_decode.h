@@ -11,7 +11,7 @@
 namespace zen::cuda {
 
 // Scratch for one batch item; a batch needs `batch` times as much in one piece.
-int64_t decode_scratch_bytes(int64_t units, int64_t width, int64_t n);
+int64_t decode_scratch_bytes(int64_t units, int64_t width, int64_t element_bytes, int64_t n);
 
 // words [batch, n, words] and values [batch, n, capacity, width] to out [batch, units, width], every element of which
 // is written once. Units with a clear bit, or whose value lies beyond the capacity, become +0. No two of the buffers

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import functools
 import os
 import subprocess
 import sys
@@ -87,10 +88,10 @@ def test_a_value_that_fails_on_one_process_is_a_difference(monkeypatch):
     monkeypatch.setattr(agreement, "_lowering", lowering)
     monkeypatch.setattr(agreement, "_gather", gather)
     with pytest.raises(ValueError) as raised:
-        check_agreement(plan=Torn())
+        check_agreement(plan=Torn(), kernels="the same")  # which hides no check
     for line in (
         "plan is RuntimeError: torn on process 0, but 1 on process 1",
-        "kernels is ValueError: no such kernels on process 0, but C++ on process 1",
+        "lowering of kernels is ValueError: no such kernels on process 0, but C++ on process 1",
     ):
         assert line in str(raised.value)
     monkeypatch.setattr(agreement, "_gather", lambda text: [text, text])
@@ -139,6 +140,18 @@ def test_options_are_compared_by_their_values():
     assert len({str(each) for each in described}) == len(options)
     assert described[0] == describe({"options": dataclasses.replace(options[0])})
     assert described[0]["options/nested/dtype"] == "'float16'"
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["rate"], meta_fields=["scheme"])
+@dataclasses.dataclass
+class Registered:
+    rate: float
+    scheme: str
+
+
+def test_static_fields_are_compared():
+    described = describe({"options": [Registered(0.1, "zen")]})
+    assert described == {"options/0/rate": "0.1", "options/0/scheme": "'zen'"}
 
 
 @pytest.mark.parametrize("make", [np.asarray, jnp.asarray], ids=["numpy", "jax"])

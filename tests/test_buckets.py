@@ -252,7 +252,7 @@ def test_copying_decides_about_large_tables():
         cluster = zen.Cluster(N, inter_gbps=1, latency_us=50, kernels=measured)
         return {zen.plan(large, cluster).leaves[name].bucket for name in TABLES}
 
-    assert buckets() == {None}
+    assert buckets() == buckets(partition=costs["partition"]) == {None}
     assert len(buckets(**costs)) == 1 and buckets(**costs) != {None}
     assert buckets(**costs | {"copy": KernelCost(1e-6, 0)}) == {None}
 

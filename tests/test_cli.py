@@ -222,6 +222,7 @@ def test_nobody_reads_what_it_prints(zen_jax, monkeypatch):
             monkeypatch.setattr(sys, "stdout", stdout)
             assert main(["plan", "profile.json", "--save", f"unread{number}.json"]) == DONE
             assert zen.Plan.load(f"unread{number}.json").n == N
+    assert main(["bench", "good.npz", "--schemes", "dense", "--repeats", "1", *map(str, LINKS)]) == DONE
 
 
 def test_figures(zen_jax):
@@ -396,6 +397,13 @@ def test_a_full_disk_hides_no_result(zen_jax, monkeypatch):
     monkeypatch.setattr(Path, "write_text", fill)
     reason = "zen-jax estimate: estimate.json: No space left on device. Free space, or give another file."
     assert zen_jax("estimate", "profile.json", "--json", "estimate.json") == (FAILED, shown, f"{reason}\n")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_for_the_cluster(zen_jax):
+    code, _, said = zen_jax("bench", "good.npz", "--schemes", "dense", *LINKS, "--save-cluster", "/dev/full")
+    assert code == FAILED
+    assert "/dev/full: No space left on device. Free space" in said
 
 
 def test_a_platform_that_jax_lacks(zen_jax, monkeypatch):

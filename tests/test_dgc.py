@@ -55,10 +55,12 @@ def test_dgc_leaves_vectors_to_momentum():
 
 def test_velocity_of_vectors_stays_finite_in_float16():
     sparsifier, gradient = zen.dgc(), jnp.array([6e4, -6e4, 6e-8], jnp.float16)
-    sent, state = sparsifier.update(gradient, sparsifier.init(gradient))
-    assert_same_bits(sent, gradient)
-    sent, state = sparsifier.update(gradient, state)
+    sent, first = sparsifier.update(gradient, sparsifier.init(gradient))
+    assert_same_bits(sent[:2], gradient[:2])
+    assert_same_bits(np.float32(sent) + first.residual, np.float32(gradient))  # subnormals are kept
+    sent, second = sparsifier.update(gradient, first)
     assert sent[:2].tolist() == [65504, -65504]
+    assert_same_bits(np.float32(sent) + second.residual, first.residual + second.velocity)  # and what exceeds float16
 
 
 @pytest.mark.parametrize("scale", [0, 1e-30, 1, 3e19, 1e36])

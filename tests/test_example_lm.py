@@ -123,5 +123,7 @@ def test_unusable_options_end_with_exit_code_2(options, capsys):
     assert stop.value.code == 2 and "error:" in capsys.readouterr().err
 
 
-def test_workers_and_processes_must_agree(capsys):
-    assert "one worker each" in refused(app.main(EXAMPLE, ["--processes", "2", "--workers", "3"]), capsys)
+@pytest.mark.multiprocess
+def test_workers_and_processes_must_agree(capfd):
+    code = app.main(EXAMPLE, ["--processes", "2", "--workers", "3"])
+    assert "--workers 3 must be 2, one on each device of the 2 processes" in refused(code, capfd)

@@ -121,6 +121,7 @@ def test_a_folder_in_use_is_kept(books, ready, tmp_path, capsys):
         ("prepared.json", b"[]", "is damaged"),
         ("prepared.json", b'{"kind": "examples.common.text.Corpus", "options": {"vocab": 50}}', "is damaged: 'arrays'"),
         ("train.npy", None, "is damaged"),
+        ("train.npy", b"", "is damaged"),
         ("train.npy", b"\x93NUMPY\x01\x00", "is damaged"),
         ("valid.npy", "another", "is damaged: valid.npy is <f8 [3], not <i4"),
     ],

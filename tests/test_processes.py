@@ -340,9 +340,10 @@ def test_a_host_that_does_not_share_the_folder_of_checkpoints_is_named_before_tr
         {"NUM_PROCESSES": "4", "PROCESS_ID": "3"},
         {"SLURM_NTASKS": "4", "SLURM_PROCID": "3"},
         {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"},
+        {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"},
         {"NUM_PROCESSES": "4", "JOB_COMPLETION_INDEX": "3"},
     ],
-    ids=["plain", "slurm", "open_mpi", "kubernetes"],
+    ids=["plain", "slurm", "open_mpi", "open_mpi_under_slurm", "kubernetes"],
 )
 def test_rank_from_the_environment(monkeypatch, environment):
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "host:1234")

@@ -39,7 +39,7 @@ void define_module(Module& m) {
   m.def("encode_scratch_bytes", &cuda::encode_scratch_bytes, "Bytes for (size, width, itemsize).");
   m.def("send_largest_scratch_bytes", &cuda::send_largest_scratch_bytes,
         "Bytes for (size, itemsize, chunks, has_velocity).");
-  m.def("decode_scratch_bytes", &cuda::decode_scratch_bytes, "Bytes for (units, width, n).");
+  m.def("decode_scratch_bytes", &cuda::decode_scratch_bytes, "Bytes for (units, width, itemsize, n).");
 #else
   m.def("isa", [] { return chosen_isa().name; }, "The instruction set in use: avx512, avx2 or scalar.");
 #endif

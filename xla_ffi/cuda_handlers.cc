@@ -121,7 +121,8 @@ ffi::Error decode_handler(cudaStream_t stream, ffi::AnyBuffer words, ffi::AnyBuf
                           attr::Seed seed) {
   const auto problem = check_decode(words, values, *out);
   if (problem.has_error()) return problem.error();
-  const int64_t bytes = cuda::decode_scratch_bytes(problem->units, problem->width, problem->n);
+  const int64_t bytes = cuda::decode_scratch_bytes(problem->units, problem->width,
+                                                   ffi::ByteWidth(values.element_type()), problem->n);
   if (ffi::Error error = check_scratch("zen_hash_bitmap_decode", *scratch, problem->batch, bytes); error.failure()) {
     return error;
   }

@@ -146,7 +146,7 @@ def pmax_over_other_axes(x: Array, axis_name: AxisName) -> Array:
     """The maximum of x over all other axes of an enclosing shard_map, on which all devices of the program agree."""
 
     def may_vary(axis: str) -> bool:
-        # Without check_vma nothing is known to vary; with it, shard_map refuses a pmax of a value that does not.
+        # With check_vma, what does not vary is equal already. Without it nothing is known to vary.
         tracked = axis in varying(lax.axis_index(axis))
         return axis in varying(x) or not tracked
 

@@ -44,10 +44,15 @@ def check_agreement(**what: PyTree) -> None:
 
     if jax.process_count() == 1:
         return
-    versions = {"jax": jax.__version__, "jaxlib": jaxlib.__version__, "zen_jax": __version__}
-    kernels = SimpleNamespace(to_json=_lowering)  # described with the others, because it may raise too
+    # Under names that no keyword can have.
+    own = {
+        "version of jax": jax.__version__,
+        "version of jaxlib": jaxlib.__version__,
+        "version of zen_jax": __version__,
+        "lowering of kernels": SimpleNamespace(to_json=_lowering),  # which may raise, too
+    }
     mine, failures = {}, []
-    for name, value in (versions | {"kernels": kernels} | what).items():
+    for name, value in (own | what).items():
         try:
             mine |= describe({name: value})
         except Exception as error:  # raising before the collective would leave the other processes waiting
@@ -78,11 +83,14 @@ def describe(tree: PyTree) -> dict[str, str]:
         if hasattr(leaf, "to_json"):
             return leaf.to_json()
         if dataclasses.is_dataclass(leaf):
-            fields = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
-            return jax.tree.map(documented, fields)
+            return all_documented({field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)})
         return leaf
 
-    leaves = jax.tree_util.tree_flatten_with_path(jax.tree.map(documented, tree), is_leaf=lambda leaf: leaf is None)[0]
+    def all_documented(tree: PyTree) -> PyTree:
+        # Static fields of a registered dataclass are no children.
+        return jax.tree.map(documented, tree, is_leaf=dataclasses.is_dataclass)
+
+    leaves = jax.tree_util.tree_flatten_with_path(all_documented(tree), is_leaf=lambda leaf: leaf is None)[0]
     return {jax.tree_util.keystr(path, simple=True, separator="/"): _text(leaf) for path, leaf in leaves}
 
 

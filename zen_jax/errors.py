@@ -1,7 +1,7 @@
 """Argument checks: each raises a ValueError that names the argument, the value and what to do."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from numbers import Integral, Real
 from typing import Any
 
@@ -39,8 +39,8 @@ def check_instance(name: str, value: Any, kind: type, instead: str) -> None:
 
 
 def check_entries(name: str, value: Any, kind: type) -> None:
-    """Refuses what is not a mapping to instances of a kind."""
-    check_instance(name, value, Mapping, f"Give each {kind.__name__} by name.")
+    """Refuses what is not a dict of instances of a kind."""
+    check_instance(name, value, dict, f"Give each {kind.__name__} by name.")
     for key, entry in value.items():
         check_instance(f"{name}[{key!r}]", entry, kind, f"Give each {kind.__name__} by name.")
 

@@ -142,12 +142,13 @@ def is_row_sparse(leaf: Any) -> bool:
 
 def check_intact(gradient: RowSparseGradient) -> None:
     """Raises a ValueError if a transformation has changed the ids' dtype, or if there is not one row for each id."""
-    if gradient.ids.dtype != jnp.int32:
+    if not jnp.issubdtype(gradient.ids.dtype, jnp.integer):
         raise ValueError(
             f"RowSparseGradient has ids of {gradient.ids.dtype}, but they must be int32: something has computed with "
             "them. A pmean or psum must go, as zen_jax.synchronize reduces; an optax transformation belongs after it, "
             "wrapped in zen_jax.embedding.lazy, which passes it only the rows."
         )
+    errors.check_dtype("ids of a RowSparseGradient", gradient.ids.dtype, jnp.int32)
     if gradient.ids.shape != gradient.rows.shape[:1]:
         raise ValueError(
             f"RowSparseGradient has ids of shape {gradient.ids.shape}, but rows of shape {gradient.rows.shape}. Give "

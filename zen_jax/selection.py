@@ -120,12 +120,10 @@ def _search(
     return lax.while_loop(unfinished, narrow, _Gap(*start))
 
 
-def _match(value: Array, *like: Array, model_axis: AxisName | None) -> Array:
+def _match(value: Array, bits: Array, *others: Array, model_axis: AxisName | None) -> Array:
     """The value, typed to vary wherever the others do, as shard_map requires of a loop's carry."""
     agreed = () if model_axis is None else _axis.axis_names(model_axis)
-    axes = {axis for array in like[:1] for axis in _axis.varying(array) if axis not in agreed}
-    axes.update(axis for array in like[1:] for axis in _axis.varying(array))
-    axes -= _axis.varying(value)
+    axes = (_axis.varying(bits) - set(agreed)).union(*map(_axis.varying, others)) - _axis.varying(value)
     return lax.pcast(value, tuple(axes), to="varying") if axes else value
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from zen_jax import kernels
+from zen_jax import errors, kernels
 from zen_jax._typing import Array
 from zen_jax.formats.message import locate_entries
 from zen_jax.mark import MARK, is_cleared, is_intact, new_mark
@@ -106,10 +106,11 @@ def concatenated(gradients: Sequence[SparseGradient]) -> SparseGradient:
     """
     gradients = [nan_if_altered(gradient) for gradient in gradients]
     rooms = np.asarray([gradient.room for gradient in gradients], np.int32)
+    starts = np.cumsum(rooms, dtype=np.int32) - rooms
     offsets = np.cumsum([0, *(gradient.size for gradient in gradients)])
     counts = jnp.stack([_num_listed(gradient) for gradient in gradients])
     exists, which, place = locate_entries(counts, int(rooms.sum()))
-    entry = jnp.where(exists, jnp.asarray(np.cumsum(rooms) - rooms)[which] + place, 0)
+    entry = jnp.where(exists, jnp.asarray(starts)[which] + place, 0)
     indices = [gradient.indices + np.int32(offset) for gradient, offset in zip(gradients, offsets, strict=False)]
     return SparseGradient(
         jnp.concatenate(indices)[entry],
@@ -141,11 +142,12 @@ def nan_if_altered(gradient: SparseGradient) -> SparseGradient:
     Raises a ValueError if a transformation that does not know sparse leaves has changed the indices' dtype. One that
     computed with them but kept it cannot be seen before the step runs, and must not lose what was sent.
     """
-    if gradient.indices.dtype != jnp.int32:
+    if not jnp.issubdtype(gradient.indices.dtype, jnp.integer):
         raise ValueError(
             f"SparseGradient has indices of {gradient.indices.dtype}, but they must be int32: a transformation before "
             "this one has computed with them. Put the sparsifier right before zen_jax.synchronize."
         )
+    errors.check_dtype("indices of a SparseGradient", gradient.indices.dtype, jnp.int32)
     indices, values = jnp.asarray(gradient.indices), jnp.asarray(gradient.values)
     mark = jnp.where(is_cleared(gradient.mark, indices, values), MARK, gradient.mark)
     intact = is_intact(mark, indices, used=jnp.arange(indices.size, dtype=jnp.int32) < gradient.count)

@@ -188,6 +188,24 @@ void test_send_largest(const FeedbackProblem& p, Element element, bool has_veloc
   }
 }
 
+// Bounds may be traced, and thus unchecked: where fewer than no elements are wanted, all stay and none is listed.
+inline void test_bounds_that_no_count_meets(const FeedbackProblem& p, int64_t chunks) {
+  Buffer<float> update(p.batch * p.size, 1.5f), residual(p.batch * p.size, 0.25f), scale(p.batch, 1.0f);
+  Buffer<LargestBounds> bounds(p.batch, {-5, -5, 0, 0});
+  Buffer<int32_t> indices(p.batch, -7), listed(p.batch, -7);
+  Buffer<float> values(p.batch, 7.0f);
+  const int64_t scratch_bytes = p.batch * send_largest_scratch_bytes(p.size, sizeof(float), chunks, false);
+  Buffer<uint32_t> scratch((scratch_bytes + 3) / 4, 0xdeadbeef);
+  const SendLargestArrays arrays = {update.data(), residual.data(), nullptr, nullptr,
+                                    {1, indices.data(), values.data(), listed.data()}, residual.data(), nullptr};
+  const char* const name = "send_largest of fewer than no elements";
+  CHECK(send_largest(p, Element::kFloat32, arrays, bounds.data(), scale.data(), 0.0, chunks, scratch.data(),
+                     nullptr) == cudaSuccess,
+        "%s", name);
+  for (int64_t b = 0; b < p.batch; ++b) CHECK(listed[b] == 0, "%s: %d are listed", name, listed[b]);
+  for (int64_t i = 0; i < residual.size(); ++i) CHECK(residual[i] == 1.75f, "%s: %g stays", name, double(residual[i]));
+}
+
 inline void random_feedback() {
   const bool has_velocity = pick(0, 1), sampled = pick(0, 1), lists = pick(0, 1);
   const int64_t batch = pick(0, 2) ? 1 : pick(2, 3);
@@ -198,6 +216,7 @@ inline void random_feedback() {
   test_send_largest<double, double>(p, Element::kFloat64, has_velocity, chunks, lists);
   test_send_largest<_Float16, float>(p, Element::kFloat16, has_velocity, chunks, lists);
   test_send_largest<Bf16, float>(p, Element::kBfloat16, has_velocity, chunks, lists);
+  test_bounds_that_no_count_meets(p, chunks);
 }
 
 }  // namespace zen::cuda

@@ -201,7 +201,7 @@ void test_decode(DecodeProblem p, double density, uint32_t seed) {
     }
   }
   Buffer<Bits> out(p.batch * p.units * p.width, kUnwritten<Bits>);
-  Buffer<uint32_t> scratch = make_scratch(p.batch, decode_scratch_bytes(p.units, p.width, p.n));
+  Buffer<uint32_t> scratch = make_scratch(p.batch, decode_scratch_bytes(p.units, p.width, sizeof(Bits), p.n));
   CHECK(hash_bitmap_decode(p, element_of<Bits>(), seed, words.data(), values.data(), out.data(), scratch.data(),
                            nullptr) == cudaSuccess,
         "%s", name);

@@ -67,11 +67,6 @@ def main(example: Example, arguments: list[str]) -> int:
                     f"--processes {options.processes} starts all processes here: leave out --coordinator, "
                     "--num-processes and --process-id"
                 )
-            if options.workers not in (None, options.processes):
-                raise BadInput(
-                    f"--workers {options.workers} must be {options.processes}, or left out: with --processes "
-                    f"{options.processes}, processes have one worker each"
-                )
             command = [sys.executable, "-m", example.name, *arguments, "--processes", "0"]
             return launch.start(command, options.processes)
         with errors_as_bad_input():

@@ -71,6 +71,8 @@ def train(task: Task, config: Config, workers: Workers, run: Run, state: State) 
 
     A yielded state is donated to the next step.
     """
+    if len(run.steps) == config.steps:  # resumed after its end
+        return
     make = partial(make_step, task, config.seed, run.scheme, workers)
     planned = run.scheme == PLANNED
     step_fun = zen.autotune(make, cluster=workers.cluster()) if planned else make(None)

@@ -68,7 +68,7 @@ def opened(folder: Path, kind: type[Dataset], options: Mapping[str, Any]) -> tup
                 )
         arrays = {name: _mapped(folder / f"{name}.npy", *of_array) for name, of_array in about["arrays"].items()}
         return _built(kind, arrays | about["values"]), about["digest"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{folder} is damaged: {error}. Prepare the data again.") from error

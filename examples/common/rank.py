@@ -4,8 +4,9 @@ import dataclasses
 import os
 
 _BY_HAND = ("JAX_NUM_PROCESSES", "NUM_PROCESSES")
-_COUNTS = (*_BY_HAND, "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
-_INDICES = ("JAX_PROCESS_ID", "PROCESS_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
+# Open MPI before SLURM, in whose jobs mpirun may run.
+_COUNTS = (*_BY_HAND, "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
+_INDICES = ("JAX_PROCESS_ID", "PROCESS_ID", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX")
 # What jax.distributed looks for. A batch script of SLURM is no step, and Open MPI 5 sets none of these.
 _DETECTED = ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri")
 

@@ -40,11 +40,13 @@ struct BucketSpill {
 // What one range found. Cursors keep counting when their slots are full; there are no spills until one overflows.
 template <typename Bits>
 struct RangeBuckets {
+  int64_t most_spilled = 0;  // a bucket has no room for more of the range's entries than that beyond its slot
   std::vector<Cursor> cursors;
   std::vector<BucketSpill<Bits>> spills;
 
   RangeBuckets() = default;
-  RangeBuckets(const PartitionProblem& p, int64_t ranges, int64_t r) : cursors(p.n) {
+  RangeBuckets(const PartitionProblem& p, int64_t ranges, int64_t r)
+      : most_spilled(p.capacity - p.capacity / ranges), cursors(p.n) {
     for (int64_t server = 0; server < p.n; ++server) {
       cursors[server] = {server * p.capacity + slot_begin(p.capacity, ranges, r),
                          server * p.capacity + slot_begin(p.capacity, ranges, r + 1)};
@@ -61,8 +63,8 @@ struct RangeBuckets {
 
 // Puts a unit of `width` elements at the server's cursor. The caller may know `width` at compile time.
 template <typename Bits>
-inline void put(const PartitionProblem& p, const Buckets<Bits>& out, RangeBuckets<Bits>& range, Cursor* cursors,
-                uint32_t server, int32_t tile, const Bits* unit, int64_t width) {
+inline void put(const Buckets<Bits>& out, RangeBuckets<Bits>& range, Cursor* cursors, uint32_t server, int32_t tile,
+                const Bits* unit, int64_t width) {
   Cursor& cursor = cursors[server];
   const int64_t entry = cursor.next++;
   if (entry < cursor.end) {
@@ -70,7 +72,7 @@ inline void put(const PartitionProblem& p, const Buckets<Bits>& out, RangeBucket
     prefetch_next_line(out.values + entry * width);
     out.positions[entry] = tile;
     copy_unit(out.values + entry * width, unit, width);
-  } else if (entry < cursor.end + p.capacity) {
+  } else if (entry < cursor.end + range.most_spilled) {
     range.spill(server, tile, unit, width);
   }
 }

@@ -19,7 +19,7 @@ void deal_out(const PartitionProblem& p, const Buckets<Bits>& out, const Bits* c
   Cursor* const cursors = found.cursors.data();
   for (int64_t i = 0; i < count; ++i) {
     if (kOneElement) __builtin_prefetch(ahead + i * 32 % kChunkBytes, 0, 2);
-    put(p, out, found, cursors, lists.servers[i], lists.tiles[i], chunk + lists.units[i] * width, width);
+    put(out, found, cursors, lists.servers[i], lists.tiles[i], chunk + lists.units[i] * width, width);
   }
 }
 

@@ -26,7 +26,7 @@ void deal_range(const PartitionProblem& p, const int32_t* indices, const Bits* v
     }
     isa.route(lists.units, count, {first / n, first % n}, n, seed, lists.tiles, lists.servers);
     for (int64_t i = 0; i < count; ++i) {
-      put(p, out, found, cursors, lists.servers[i], lists.tiles[i], values + begin + i, 1);
+      put(out, found, cursors, lists.servers[i], lists.tiles[i], values + begin + i, 1);
     }
     begin += count;
   }

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -69,11 +70,11 @@ def show(result: Result | None, options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def writing(file: str | Path) -> Iterator[None]:
-    """Names the file in errors that do not, such as a full disk's."""
+    """Makes the error of a full disk, and others that name no file, one that does and is not of bad input."""
     try:
         yield
     except OSError as error:
-        if error.filename:
+        if error.filename and error.errno != errno.ENOSPC:
             raise
         raise RuntimeError(f"{file}: {error.strerror or error}. Free space, or give another file.") from error
 
@@ -81,6 +82,9 @@ def writing(file: str | Path) -> Iterator[None]:
 @contextlib.contextmanager
 def chatter_to_stderr() -> Iterator[None]:
     """Redirects what libraries print on standard output to standard error, so that --json - stays JSON."""
+    if sys.stdout is None:
+        yield
+        return
     sys.stdout.flush()
     kept = os.dup(1)
     try:

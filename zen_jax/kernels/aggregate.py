@@ -65,15 +65,15 @@ def check_messages(positions: Array, values: Array, counts: Array, size: int, di
 def reference(positions: Array, values: Array, counts: Array, size: int, *, divisor: int = 1) -> Array:
     """The pure-JAX lowering, on values [n, C, D]."""
     n, capacity, width = values.shape
-    errors.check_units(size + capacity)  # includes the positions past the end that unused entries get
+    errors.check_units(size)
     dtype = accumulator_dtype(values.dtype)
     entry = jnp.arange(capacity, dtype=jnp.int32)
 
     def add_worker(worker: int, shard: Array) -> Array:
         filled = (entry < counts[worker]) & (positions[worker] >= 0)
-        # Unused entries get distinct positions past the end, so that every index is unique.
-        where = jnp.where(filled, positions[worker], size + entry)
-        return shard.at[where].add(values[worker].astype(dtype), mode="drop", unique_indices=True)
+        # Unused entries get distinct positions below 0, so that every index is unique.
+        where, how = jnp.where(filled, positions[worker], -1 - entry), {"mode": "drop", "wrap_negative_indices": False}
+        return shard.at[where].add(values[worker].astype(dtype), unique_indices=True, **how)
 
     shard = jnp.zeros_like(values, dtype, shape=(size, width))
     return divide(lax.fori_loop(0, n, add_worker, shard), divisor, values.dtype)

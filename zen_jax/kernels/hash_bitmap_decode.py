@@ -46,7 +46,7 @@ def hash_bitmap_decode(words: Array, values: Array, size: int, *, seed: int = 0)
         "zen_hash_bitmap_decode",
         [words, rows],
         [((size, width), values.dtype)],
-        lambda cuda: cuda.decode_scratch_bytes(size, width, n),
+        lambda cuda: cuda.decode_scratch_bytes(size, width, values.dtype.itemsize, n),
         seed=np.uint32(seed),
     )
     return x.reshape(size, *row)

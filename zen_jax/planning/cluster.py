@@ -86,8 +86,8 @@ class Cluster(JsonDocument):
     inter_gbps: float = 25.0
     intra_gbps: float | None = None
     latency_us: float = 50.0
-    collectives: Mapping[str, Link] = field(default_factory=dict, hash=False)
-    kernels: Mapping[str, KernelCost] = field(default_factory=dict, hash=False)
+    collectives: dict[str, Link] = field(default_factory=dict, hash=False)
+    kernels: dict[str, KernelCost] = field(default_factory=dict, hash=False)
     intra_latency_us: float | None = None
 
     def __post_init__(self) -> None:

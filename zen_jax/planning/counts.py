@@ -76,7 +76,7 @@ class Touched(NamedTuple):
 
 
 def touched(x: Array, limits: Mapping[int, int | None]) -> dict[int, Touched]:
-    """Which units of each width a gradient touches, found in one pass over it.
+    """Which units of each width a gradient touches, found in one or two passes over it.
 
     Args:
       x: this worker's gradient, float of any shape but not empty.
@@ -84,6 +84,15 @@ def touched(x: Array, limits: Mapping[int, int | None]) -> dict[int, Touched]:
         the same on every worker; None for all. The flattened gradient is cut into units, of which the last may be
         short.
     """
+    # In one pass, unless bitmaps of elements, or of the few that such widths have in common, would cost more.
+    together = [width for width in limits if width == 1 or width % BITS_PER_BYTE == 0]
+    groups = [together, [width for width in limits if width not in together]]
+    found = [_touched_together(x, {width: limits[width] for width in group}) for group in groups if group]
+    return {width: bitmap for group in found for width, bitmap in group.items()}
+
+
+def _touched_together(x: Array, limits: Mapping[int, int | None]) -> dict[int, Touched]:
+    """As `touched`, by way of a bitmap of the units that all widths are made up of."""
     finest = math.gcd(*limits)
     # XLA would copy an array that is reshaped by way of a vector.
     base = jnp.pad(x.reshape(-1), (0, -x.size % finest)) if x.size % finest else x

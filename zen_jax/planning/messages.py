@@ -27,7 +27,7 @@ def messages(
 
     Leaves that are sent as one pay the latency of one, but are copied into one array and out of it again. Those that
     add the least to a sparse table join others with rows of one length; then small ones that add the least to a dense
-    vector join that. Without measured kernels, copying cannot be weighed: only small leaves are joined.
+    vector join that. Where copying was not measured, it cannot be weighed: only small leaves are joined.
 
     Args:
       profile, cluster: as in `zen_jax.plan`.
@@ -43,7 +43,7 @@ def messages(
 
     alone = {name: way.seconds for name, way in prices.alone.items()}
     in_vector = {name: prices.added(name, dense) if name in small else math.inf for name in leaves}
-    fits_table = {name for name in leaves if kinds[name] and (cluster.kernels or name in small)}
+    fits_table = {name for name in leaves if kinds[name] and ("copy" in cluster.kernels or name in small)}
     in_table = {name: prices.added(name, sparse) if name in fits_table else math.inf for name in leaves}
 
     otherwise = {name: min(alone[name], in_vector[name]) for name in leaves}

@@ -98,7 +98,7 @@ class Plan(JsonDocument):
     kind = "plan"
 
     n: int
-    leaves: Mapping[str, LeafPlan] = field(hash=False)
+    leaves: dict[str, LeafPlan] = field(hash=False)
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -103,7 +103,8 @@ def _as_counted(stacked: Array) -> Array:
         # Kernels take no arrays whose type says how they are sharded.
         explicit = isinstance(stacked, jax.Array) and AxisType.Explicit in jax.typeof(stacked).sharding.mesh.axis_types
         return np.asarray(stacked) if explicit else stacked
-    return (np.asarray(stacked) != 0).astype(np.float32)
+    stacked = np.asarray(stacked)
+    return np.where(np.isfinite(stacked), stacked != 0, np.nan).astype(np.float32)
 
 
 def candidate_widths(shape: tuple[int, ...], n: int, unit: Unit | None = None) -> tuple[int, ...]:

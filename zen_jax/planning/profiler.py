@@ -10,10 +10,11 @@ from jax import lax
 from jax.sharding import AxisType
 
 from zen_jax import _axis
+from zen_jax._sums import accumulator_dtype
 from zen_jax._typing import Array, AxisName
 from zen_jax.buckets import DENSE_BELOW, small_tables, table_kind
 from zen_jax.planning.cluster import Cluster
-from zen_jax.planning.counts import BITS_PER_BYTE, Counts, Touched, count, pack, touched, unpack
+from zen_jax.planning.counts import Counts, Touched, count, pack, touched, unpack
 from zen_jax.planning.profile import candidate_widths, has_overflowed, leaf_profile
 from zen_jax.planning.sparsity import LeafProfile, SparsityProfile
 from zen_jax.row_sparse import is_row_sparse
@@ -88,7 +89,7 @@ class Profiler:
                 (name, width): bitmap
                 for name, leaf in named
                 if name in examined
-                for width, bitmap in _touched(leaf if intra_axis is None else lax.psum(leaf, intra_axis), n).items()
+                for width, bitmap in _touched(_of_machine(leaf, intra_axis), n).items()
             }
             counts = count(list(found.values()), axis_name, seed=seed) if found else []
             # Tensor-parallel shards differ, but all processes must make the same plan.
@@ -189,11 +190,12 @@ def _examined(named: list[tuple[str, Array]], dense_below: int) -> set[str]:
     return {name for name, leaf in named if name not in small and leaf.size}.union(*tables)
 
 
+def _of_machine(leaf: Array, intra_axis: AxisName | None) -> Array:
+    """What a machine sends: its devices' sum, in the dtype in which they add it up."""
+    return leaf if intra_axis is None else lax.psum(leaf.astype(accumulator_dtype(leaf.dtype)), intra_axis)
+
+
 def _touched(leaf: Array, n: int) -> dict[int, Touched]:
     """As `touched`, for all candidate widths."""
     limits = {width: ELEMENT_LIMIT if width == 1 else LIMIT for width in candidate_widths(leaf.shape, n)}
-    # In one pass, unless bitmaps of elements, or of the few that such widths have in common, would cost more.
-    together = [width for width in limits if width == 1 or width % BITS_PER_BYTE == 0]
-    groups = [together, [width for width in limits if width not in together]]
-    found = [touched(leaf, {width: limits[width] for width in group}) for group in groups if group]
-    return {width: bitmap for group in found for width, bitmap in group.items()}
+    return touched(leaf, limits)

@@ -105,11 +105,13 @@ class LeafProfile:
 
     shape: tuple[int, ...]
     dtype: str
-    by_width: Mapping[int, UnitProfile] = field(default_factory=dict)
+    by_width: dict[int, UnitProfile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         errors.check_array_shape(self.shape)
+        errors.check_instance("dtype", self.dtype, str, "Give its name, as in 'float32'.")
         errors.check_choice("dtype", self.dtype, errors.FLOATS)
+        errors.check_entries("by_width", self.by_width, UnitProfile)
         for width, unit in self.by_width.items():
             if unit.width != width or unit.units != -(-self.elements // unit.width):
                 raise ValueError(
@@ -145,7 +147,7 @@ class SparsityProfile(JsonDocument):
     kind = "profile"
 
     n: int
-    leaves: Mapping[str, LeafProfile] = field(hash=False)
+    leaves: dict[str, LeafProfile] = field(hash=False)
     seed: int = 0
     steps: int = 1
     dense_below: int = DENSE_BELOW  # bytes under which a leaf may be sent dense, in one vector with others

@@ -24,9 +24,9 @@ class Partitioning(ABC):
     def partition(self, x: Array | SparseGradient, capacity: int) -> tuple[Array, Array, Array]:
         """As `zen_jax.kernels.partition`, on x [U, D]."""
 
-    @abstractmethod
     def decode(self, words: Array, values: Array) -> Array:
-        """As `zen_jax.kernels.hash_bitmap_decode`, on values [n, C, D]."""
+        """As `zen_jax.kernels.hash_bitmap_decode`, on values [n, C, D]; only of hashed units."""
+        raise NotImplementedError
 
     @abstractmethod
     def indices(self, positions: Array) -> Array:
@@ -90,21 +90,13 @@ class MurmurTables(Partitioning):
 class Contiguous(Partitioning):
     """Even ranges of ceil(U/n) consecutive units, as if non-zeros lay evenly; imbalanced, as the paper shows."""
 
-    def partition(self, x: Array | SparseGradient, capacity: int) -> tuple[Array, Array, Array]:
-        ranges = jnp.pad(densified(x), ((0, self.n * self.size - self.units), (0, 0))).reshape(self.n, self.size, -1)
+    def partition(self, x: Array, capacity: int) -> tuple[Array, Array, Array]:
+        ranges = jnp.pad(x, ((0, self.n * self.size - self.units), (0, 0))).reshape(self.n, self.size, -1)
         positions, values, counts = jax.vmap(lambda units: kernels.partition(units, 1, capacity))(ranges)
         return positions[:, 0], values[:, 0], counts[:, 0]
-
-    def decode(self, words: Array, values: Array) -> Array:
-        return each_decoded(words, values, self.size).reshape(-1, values.shape[2])[: self.units]
 
     def indices(self, positions: Array) -> Array:
         return np.arange(self.n, dtype=np.int32)[:, None] * np.int32(self.size) + positions
 
 
 HASHES: dict[str, type[Partitioning]] = {"tile": TileRotation, "murmur": MurmurTables}
-
-
-def each_decoded(words: Array, values: Array, size: int) -> Array:
-    """[n, size, D] from bitmaps [n, W] over `size` positions and their units [n, C, D], each decoded separately."""
-    return jax.vmap(lambda words, values: kernels.hash_bitmap_decode(words[None], values[None], size))(words, values)

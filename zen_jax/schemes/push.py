@@ -2,13 +2,13 @@
 
 from typing import NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 
 from zen_jax import _axis, kernels
 from zen_jax._sums import sum_in_order
 from zen_jax._typing import Array, AxisName
 from zen_jax.formats import bitmap, coo
-from zen_jax.schemes.partitioning import each_decoded
 
 PUSH_FORMATS = ("coo", "bitmap", "auto")
 
@@ -82,4 +82,6 @@ def push(
         received = _axis.all_to_all(coo.pack(positions, values, counts, capacity), axis_name)
         return Messages(*coo.unpack(received, capacity, width, dtype), size, divisor)
     received = _axis.all_to_all(bitmap.pack(positions, values, counts, size, capacity), axis_name)
-    return Summed(sum_in_order(each_decoded(*bitmap.unpack(received, size, capacity, width, dtype), size), divisor))
+    # One by one, as of one server each: all decoded together would be as of n servers that own a unit in n.
+    decode = jax.vmap(lambda words, values: kernels.hash_bitmap_decode(words[None], values[None], size))
+    return Summed(sum_in_order(decode(*bitmap.unpack(received, size, capacity, width, dtype)), divisor))

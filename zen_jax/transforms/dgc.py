@@ -13,7 +13,7 @@ from jax import lax
 from zen_jax import _axis, errors
 from zen_jax._sums import accumulator_dtype
 from zen_jax._typing import Array, AxisName, PyTree
-from zen_jax.kernels.error_feedback import clamped
+from zen_jax.kernels.error_feedback import split
 from zen_jax.selection import check_size
 from zen_jax.sparse import SparseGradient
 from zen_jax.transforms import feedback
@@ -116,7 +116,7 @@ def dgc(
                 gradient = update.astype(velocity.dtype)
                 gradient = gradient if scale is None else gradient * scale
                 velocity = velocity.dtype.type(momentum) * velocity + gradient
-                sent = clamped(velocity, update.dtype).astype(update.dtype)
+                sent, residual = split(residual + velocity, jnp.ones_like(velocity, bool), update.dtype)
                 return sent, jnp.where(jnp.isfinite(velocity), velocity, jnp.zeros_like(velocity)), residual
             if not update.size:
                 return update, velocity, residual

@@ -87,7 +87,7 @@ def send(
     model_axis: AxisName | None = None,
     **how: Any,
 ) -> tuple[Array | SparseGradient, Array, Array | None]:
-    """As `send_largest`; if `compact`, a leaf that `synchronize` does not fuse is sent as a list with room for `most`.
+    """As `send_largest`; if `compact`, a leaf of at least `DENSE_BELOW` bytes is sent as a list with room for `most`.
 
     With a model axis, `least` and `most` are for all its shards, which are of equal size, and pure JAX does the work.
     """
