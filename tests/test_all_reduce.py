@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zen_jax as zen
+from zen_jax import _axis
 
 SCHEMES = zen.schemes.names()
 # The other schemes are for comparison and run the same code in every mode, so fewer runs suffice.
@@ -386,6 +387,26 @@ def test_another_batch_axis():
     for stack, result in zip(stacks, np.asarray(reduced), strict=True):
         for worker in range(n):
             assert_same_bits(result[worker], stack.sum(axis=0))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize("n", [2, 5])
+def test_messages_in_parts(n, dtype, check_vma, monkeypatch):
+    """As gloo gets them: parts change no bit, nor derivatives."""
+    monkeypatch.setattr(_axis, "PART", 36)
+    monkeypatch.setattr(_axis, "connects_cpus", _axis.is_manual)
+    monkeypatch.setattr(_axis, "check_not_cached", lambda axis_name: None)
+    mode = "shard_map" if check_vma else "shard_map_unchecked"
+    stack = structured(n, (31, 4), integers=False)["sparse rows"].astype(dtype)
+    for scheme in WORKER_ORDER_SCHEMES:
+        reduce = lambda x, scheme=scheme: zen.all_reduce(x, harness.AXIS, op="sum", scheme=scheme)
+        for result in np.asarray(harness.spmd(reduce, mode, n)(stack)):
+            assert_same_bits(result, SUM[scheme](stack), scheme)
+    square = lambda x: jnp.sum(zen.all_reduce(x, harness.AXIS, op="sum", scheme="dense_ordered") ** 2)
+    whole = lambda x: jnp.sum(jax.lax.psum(x, harness.AXIS) ** 2)
+    derivatives = [harness.spmd(jax.grad(each), mode, n)(np.ones((n, 31, 4), dtype)) for each in (square, whole)]
+    np.testing.assert_array_equal(*derivatives)
 
 
 @pytest.mark.parametrize("pull_format", ["hash_bitmap", "bitmap", "coo", "dense"])

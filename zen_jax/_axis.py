@@ -15,6 +15,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from zen_jax import errors
 from zen_jax._typing import Array, AxisName
 
+PART = 1 << 15  # bytes that a worker sends to another at a time, over gloo
+
 
 def axis_names(axis_name: AxisName, argument: str = "axis_name") -> tuple:
     """The names in an axis; raises a ValueError for anything that cannot be one."""
@@ -121,6 +123,11 @@ def check_not_sharded(name: str, x: Array) -> None:
     unmapped(lax.stop_gradient(x))
 
 
+def connects_cpus(axis_name: AxisName) -> bool:
+    """Whether the axis may connect CPUs of several processes: its collectives are then gloo's."""
+    return is_manual(axis_name) and jax.process_count() > 1 and jax.default_backend() == "cpu"
+
+
 def check_not_cached(axis_name: AxisName) -> None:
     """Refuses to compile for several processes on CPUs what JAX's compilation cache would hold.
 
@@ -128,7 +135,7 @@ def check_not_cached(axis_name: AxisName) -> None:
     conditional and those outside. Then one process waits in one of them, the others in another, for ever.
     """
     cached = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir
-    if cached and is_manual(axis_name) and jax.process_count() > 1 and jax.default_backend() == "cpu":
+    if cached and connects_cpus(axis_name):
         raise ValueError(
             f"JAX's compilation cache is on ({jax.config.jax_compilation_cache_dir}). Programs loaded from it do not "
             "keep collectives in order on CPUs, and processes would wait for each other for ever. Call "
@@ -157,8 +164,15 @@ def pmax_over_other_axes(x: Array, axis_name: AxisName) -> Array:
 def all_gather(x: Array, axis_name: AxisName) -> Array:
     """[...] to [n, ...], the same on every worker and typed as such where shard_map tracks it."""
     tracked = any(axis in varying(lax.axis_index(axis)) for axis in axis_names(axis_name))
-    to = "invarying" if tracked else "varying"
-    return _send_bfloat16_as_uint16(lambda x: lax.all_gather(x, axis_name, to=to), x)
+    to, n = "invarying" if tracked else "varying", axis_size(axis_name)
+
+    def gather(x: Array) -> Array:
+        send = lambda row: lax.all_gather(row[0], axis_name, to=to)
+        row = x.reshape(1, -1)
+        # Two workers send to each other, more than two around a ring.
+        return (_in_parts(send, row, axis_name) if n == 2 else send(row)).reshape(n, *x.shape)
+
+    return _send_bfloat16_as_uint16(gather, x)
 
 
 def all_to_all(x: Array, axis_name: AxisName) -> Array:
@@ -166,7 +180,8 @@ def all_to_all(x: Array, axis_name: AxisName) -> Array:
     if not is_manual(axis_name):
         # Given a value that is the same for all of vmap's workers, JAX returns an array of another shape.
         x = jnp.where(lax.axis_index(axis_name) >= 0, x, x)
-    return _send_bfloat16_as_uint16(lambda x: lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0), x)
+    send = lambda x: lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0)
+    return _send_bfloat16_as_uint16(lambda x: _in_parts(send, x.reshape(len(x), -1), axis_name).reshape(x.shape), x)
 
 
 def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> Array:
@@ -179,7 +194,28 @@ def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> 
         pairs = [*pairs, *idle]
     elif len(axis_names(axis_name)) > 1:
         axis_name, pairs = _in_mesh_order(axis_names(axis_name), pairs)
-    return _send_bfloat16_as_uint16(lambda x: lax.ppermute(x, axis_name, pairs), x)
+    send = lambda x: lax.ppermute(x, axis_name, pairs)
+    return _send_bfloat16_as_uint16(lambda x: _in_parts(send, x.reshape(1, -1), axis_name).reshape(x.shape), x)
+
+
+def _in_parts(collective: Callable[[Array], Array], x: Array, axis_name: AxisName) -> Array:
+    """`collective(x)` of x [rows, K], over gloo by columns, in parts of at most `PART` bytes of a row.
+
+    gloo asks for its peer's data on the connection on which it may be sending its own already: of two large messages
+    one waits for the other, and the link is idle in one direction. Small ones take turns.
+    """
+    parts = -(-x.shape[1] * x.dtype.itemsize // PART)
+    if parts <= 1 or not connects_cpus(axis_name):
+        return collective(x)
+    columns = -(-x.shape[1] // parts)
+
+    def send_part(i: Array, received: Array) -> Array:
+        # JAX clamps where the last part starts: it overlaps the one before.
+        part = collective(lax.dynamic_slice_in_dim(x, i * columns, columns, axis=1))
+        return lax.dynamic_update_slice_in_dim(received, part, i * columns, axis=1)
+
+    first = collective(x[:, :columns])
+    return lax.fori_loop(1, parts, send_part, jnp.pad(first, ((0, 0), (0, x.shape[1] - columns))))
 
 
 def _in_mesh_order(names: tuple, pairs: Sequence[tuple[int, int]]) -> tuple[tuple, list[tuple[int, int]]]:

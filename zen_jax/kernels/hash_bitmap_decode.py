@@ -40,13 +40,13 @@ def hash_bitmap_decode(words: Array, values: Array, size: int, *, seed: int = 0)
     errors.check_shape("words", words.shape, (n, bitmap_words(-(-size // n))))
     errors.check_dtype("words", words.dtype, jnp.uint32)
     rows = values.reshape(n, capacity, *(row or (1,)))
-    width = rows.shape[2]
+    width, itemsize = rows.shape[2], values.dtype.itemsize
     (x,) = custom_call_or(
         lambda words, rows: (reference(words, rows, size, seed=seed),),
         "zen_hash_bitmap_decode",
         [words, rows],
         [((size, width), values.dtype)],
-        lambda cuda: cuda.decode_scratch_bytes(size, width, values.dtype.itemsize, n),
+        lambda cuda: cuda.decode_scratch_bytes(size, width, itemsize, n),
         seed=np.uint32(seed),
     )
     return x.reshape(size, *row)

@@ -108,11 +108,11 @@ def _timed_collective(
     # Pairs, as in recursive doubling: where connections are half duplex, a ring would be twice as fast.
     pairs = [(i, i ^ 1) for i in range(n - n % 2)]
     once: dict[str, Callable[[Array], Array]] = {
-        "all_to_all": lambda x: lax.all_to_all(x, axis_name, 0, 0),
-        "all_gather": lambda x: lax.all_gather(x, axis_name)[0],
+        "all_to_all": lambda x: _axis.all_to_all(x, axis_name),
+        "all_gather": lambda x: _axis.all_gather(x, axis_name)[0],
         "psum": lambda x: lax.psum(x, axis_name) / n,
-        "permute": lambda x: lax.ppermute(x, axis_name, pairs),
-        "send": lambda x: lax.ppermute(x, axis_name, pairs[::2]),
+        "permute": lambda x: _axis.permute(x, axis_name, pairs),
+        "send": lambda x: _axis.permute(x, axis_name, pairs[::2]),
     }
 
     def worker(x: Array, times: Array) -> Array:
