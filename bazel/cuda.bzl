@@ -13,14 +13,22 @@ cc_library(
 )
 """
 
-def _can_compile(ctx, nvcc):
+def _error(ctx, nvcc):
+    """What keeps this nvcc from compiling the kernels; None if nothing does."""
+    if not ctx.path(nvcc).exists:
+        return "it does not exist"
     header = ctx.path(Label("//cuda:look_back.cuh"))  # which needs the newest nvcc
     flags = ["-std=c++17", "-arch=sm_80", "-I%s" % header.dirname.dirname, "-include", header]
-    return ctx.execute([nvcc] + flags + ["-x", "cu", "-c", "/dev/null", "-o", "/dev/null"]).return_code == 0
+    compiled = ctx.execute([nvcc] + flags + ["-x", "cu", "-c", "/dev/null", "-o", "/dev/null"])
+    return (compiled.stderr or "it fails") if compiled.return_code else None
 
 def _cuda_repository_impl(ctx):
-    nvcc = ctx.os.environ.get("CUDACXX") or ctx.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-    found = ctx.path(nvcc).exists and _can_compile(ctx, nvcc)
+    named = ctx.os.environ.get("CUDACXX")
+    nvcc = named or ctx.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    error = _error(ctx, nvcc)
+    if named and error:
+        fail("CUDACXX=%s cannot compile the kernels: %s" % (named, error))
+    found = not error
     linkopts = []
     if found:
         root = ctx.path(nvcc).realpath.dirname.dirname

@@ -124,7 +124,7 @@ def check_not_sharded(name: str, x: Array) -> None:
 
 
 def connects_cpus(axis_name: AxisName) -> bool:
-    """Whether the axis may connect CPUs of several processes: its collectives are then gloo's."""
+    """Whether the axis may connect CPUs of several processes."""
     return is_manual(axis_name) and jax.process_count() > 1 and jax.default_backend() == "cpu"
 
 
@@ -205,7 +205,8 @@ def _in_parts(collective: Callable[[Array], Array], x: Array, axis_name: AxisNam
     one waits for the other, and the link is idle in one direction. Small ones take turns.
     """
     parts = -(-x.shape[1] * x.dtype.itemsize // PART)
-    if parts <= 1 or not connects_cpus(axis_name):
+    over_gloo = connects_cpus(axis_name) and jax.config.jax_cpu_collectives_implementation == "gloo"
+    if parts <= 1 or not over_gloo:
         return collective(x)
     columns = -(-x.shape[1] // parts)
 

@@ -116,8 +116,7 @@ def _timed_collective(
     }
 
     def worker(x: Array, times: Array) -> Array:
-        # Schemes, too, agree on the room before they send: a connection of gloo whose ends start at different times
-        # carries one direction after the other.
+        # All start together, as in schemes, which agree on the room before they send.
         agreed = jnp.min(lax.all_gather(times, axis_name))
         return lax.fori_loop(0, agreed, lambda _, x: once[name](x), x)
 
