@@ -164,15 +164,11 @@ def pmax_over_other_axes(x: Array, axis_name: AxisName) -> Array:
 def all_gather(x: Array, axis_name: AxisName) -> Array:
     """[...] to [n, ...], the same on every worker and typed as such where shard_map tracks it."""
     tracked = any(axis in varying(lax.axis_index(axis)) for axis in axis_names(axis_name))
-    to, n = "invarying" if tracked else "varying", axis_size(axis_name)
-
-    def gather(x: Array) -> Array:
-        send = lambda row: lax.all_gather(row[0], axis_name, to=to)
-        row = x.reshape(1, -1)
-        # Two workers send to each other, more than two around a ring.
-        return (_in_parts(send, row, axis_name) if n == 2 else send(row)).reshape(n, *x.shape)
-
-    return _send_bfloat16_as_uint16(gather, x)
+    to = "invarying" if tracked else "varying"
+    whole = lambda x: lax.all_gather(x, axis_name, to=to)
+    # Two workers send to each other, more than two around a ring.
+    send = whole if axis_size(axis_name) > 2 else lambda x: _in_parts(whole, x, 1, axis_name)
+    return _send_bfloat16_as_uint16(send, x)
 
 
 def all_to_all(x: Array, axis_name: AxisName) -> Array:
@@ -180,8 +176,8 @@ def all_to_all(x: Array, axis_name: AxisName) -> Array:
     if not is_manual(axis_name):
         # Given a value that is the same for all of vmap's workers, JAX returns an array of another shape.
         x = jnp.where(lax.axis_index(axis_name) >= 0, x, x)
-    send = lambda x: lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0)
-    return _send_bfloat16_as_uint16(lambda x: _in_parts(send, x.reshape(len(x), -1), axis_name).reshape(x.shape), x)
+    whole = lambda x: lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0)
+    return _send_bfloat16_as_uint16(lambda x: _in_parts(whole, x, len(x), axis_name), x)
 
 
 def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> Array:
@@ -194,29 +190,32 @@ def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> 
         pairs = [*pairs, *idle]
     elif len(axis_names(axis_name)) > 1:
         axis_name, pairs = _in_mesh_order(axis_names(axis_name), pairs)
-    send = lambda x: lax.ppermute(x, axis_name, pairs)
-    return _send_bfloat16_as_uint16(lambda x: _in_parts(send, x.reshape(1, -1), axis_name).reshape(x.shape), x)
+    whole = lambda x: lax.ppermute(x, axis_name, pairs)
+    return _send_bfloat16_as_uint16(lambda x: _in_parts(whole, x, 1, axis_name), x)
 
 
-def _in_parts(collective: Callable[[Array], Array], x: Array, axis_name: AxisName) -> Array:
-    """`collective(x)` of x [rows, K], over gloo by columns, in parts of at most `PART` bytes of a row.
+def _in_parts(collective: Callable[[Array], Array], x: Array, messages: int, axis_name: AxisName) -> Array:
+    """`collective(x)`, where x is that many messages; over gloo in parts of at most `PART` bytes of each.
 
     gloo asks for its peer's data on the connection on which it may be sending its own already: of two large messages
     one waits for the other, and the link is idle in one direction. Small ones take turns.
     """
-    parts = -(-x.shape[1] * x.dtype.itemsize // PART)
+    size = x.size // messages
+    parts = -(-size * x.dtype.itemsize // PART)
     over_gloo = connects_cpus(axis_name) and jax.config.jax_cpu_collectives_implementation == "gloo"
-    if parts <= 1 or not over_gloo:
+    if parts <= 1 or not over_gloo or size > errors.MAX_UNITS:  # JAX's indices are int32
         return collective(x)
-    columns = -(-x.shape[1] // parts)
+    rows, columns = x.reshape(messages, size), -(-size // parts)
 
     def send_part(i: Array, received: Array) -> Array:
         # JAX clamps where the last part starts: it overlaps the one before.
-        part = collective(lax.dynamic_slice_in_dim(x, i * columns, columns, axis=1))
-        return lax.dynamic_update_slice_in_dim(received, part, i * columns, axis=1)
+        part = collective(lax.dynamic_slice_in_dim(rows, i * columns, columns, axis=-1))
+        return lax.dynamic_update_slice_in_dim(received, part, i * columns, axis=-1)
 
-    first = collective(x[:, :columns])
-    return lax.fori_loop(1, parts, send_part, jnp.pad(first, ((0, 0), (0, x.shape[1] - columns))))
+    first = collective(rows[:, :columns])
+    room = jnp.pad(first, [(0, 0)] * (first.ndim - 1) + [(0, size - columns)])
+    received = lax.fori_loop(1, parts, send_part, room)
+    return received.reshape(*received.shape[:-2], *x.shape)
 
 
 def _in_mesh_order(names: tuple, pairs: Sequence[tuple[int, int]]) -> tuple[tuple, list[tuple[int, int]]]:
