@@ -124,6 +124,7 @@ def test_unusable_options_end_with_exit_code_2(options, capsys):
 
 
 @pytest.mark.multiprocess
-def test_workers_and_processes_must_agree(capfd):
+def test_workers_and_processes_must_agree(capfd, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")  # one device a process
     code = app.main(EXAMPLE, ["--processes", "2", "--workers", "3"])
     assert "--workers 3 must be 2, one on each device of the 2 processes" in refused(code, capfd)

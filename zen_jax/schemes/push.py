@@ -82,6 +82,6 @@ def push(
         received = _axis.all_to_all(coo.pack(positions, values, counts, capacity), axis_name)
         return Messages(*coo.unpack(received, capacity, width, dtype), size, divisor)
     received = _axis.all_to_all(bitmap.pack(positions, values, counts, size, capacity), axis_name)
-    # One by one, as of one server each: all decoded together would be as of n servers that own a unit in n.
+    # Every message is of all units of this server, not of every n-th unit.
     decode = jax.vmap(lambda words, values: kernels.hash_bitmap_decode(words[None], values[None], size))
     return Summed(sum_in_order(decode(*bitmap.unpack(received, size, capacity, width, dtype)), divisor))
