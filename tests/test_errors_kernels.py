@@ -101,6 +101,15 @@ def test_more_units_than_pure_jax_can_name():
     refuses(lambda: jax.eval_shape(lambda x: encode.reference(x, 1), floats), f"{2**31} units", "wider units")
 
 
+def test_as_many_units_as_pure_jax_can_name():
+    """Whatever the room of the messages that are summed."""
+    positions, counts = jax.ShapeDtypeStruct((2, 7 << 26), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.int32)
+    values = jax.ShapeDtypeStruct((*positions.shape, 1), jnp.float32)
+    aggregate = import_module("zen_jax.kernels.aggregate")
+    shard = jax.eval_shape(lambda *message: aggregate.reference(*message, 2**31 - 1), positions, values, counts)
+    assert shard.shape == (2**31 - 1, 1)
+
+
 @pytest.mark.parametrize("n,r1,r2", [(2, 800_000_000, 400_000_000), (1, 2**31 - 1, 1), (1, 2**33, 0)])
 def test_more_slots_than_pure_jax_can_index(n, r1, r2):
     lowering = import_module("zen_jax.kernels.hierarchical_hash").reference

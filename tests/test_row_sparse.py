@@ -76,6 +76,10 @@ def test_adding_and_taking():
         jnp.asarray(TABLE[1:]) + gradient
     with pytest.raises(ValueError, match=r"ids of float32.*zen_jax\.embedding\.lazy"):
         optax.tree.scale(0.5, gradient).take(jnp.asarray(TABLE))
+    with jax.enable_x64(True):
+        wide = zen.RowSparseGradient(jnp.array([2, 5]), jnp.ones((2, D)), V)
+        with pytest.raises(ValueError, match=r"has dtype int64, but must be int32. Convert it with astype"):
+            wide.take(jnp.asarray(TABLE))
 
 
 def test_adding_to_a_table_of_another_dtype_rounds_once():

@@ -14,6 +14,7 @@ import pytest
 from cases import FLOATS, assert_same_bits, assert_same_values, held, listed, normal, special
 
 import zen_jax as zen
+from zen_jax.sparse import concatenated
 
 pytestmark = [pytest.mark.promoting, pytest.mark.usefixtures("coarse_ladder")]  # optax relies on promotion
 
@@ -144,6 +145,14 @@ def test_to_dense_and_reshape():
     for shape in ((59,), (-1, 7)):
         with pytest.raises(ValueError, match="60 elements"):
             gradient.reshape(*shape)
+
+
+def test_joining_lists_under_x64():
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        parts = [zen.SparseGradient(jnp.int32([1, at]), jnp.float32([2, 3]), jnp.int32(2), (2, 3)) for at in (4, 5)]
+        whole = concatenated(parts)
+        assert whole.indices.dtype == jnp.int32
+        np.testing.assert_array_equal(whole.to_dense(), [0, 2, 0, 0, 3, 0, 0, 2, 0, 0, 0, 3])
 
 
 REDUCTIONS = {
@@ -335,6 +344,10 @@ def test_changed_indices_are_refused():
     gradient = zen.SparseGradient(jnp.zeros(3), jnp.ones(3), jnp.int32(1), (9,))
     with pytest.raises(ValueError, match=r"indices of float32.*right before zen_jax\.synchronize"):
         gradient.to_dense()
+    with jax.enable_x64(True):
+        wide = zen.SparseGradient(jnp.array([1, 3]), jnp.ones(2), jnp.int32(2), (9,))
+        with pytest.raises(ValueError, match=r"has dtype int64, but must be int32. Convert it with astype"):
+            wide.to_dense()
     with pytest.raises(ValueError, match="indices of float32"):
         jax.vmap(lambda _: zen.all_reduce(gradient, "data"), axis_name="data")(jnp.zeros(3))
 
