@@ -82,7 +82,9 @@ def parse() -> argparse.Namespace:
         "--hosts", type=at_least(2), nargs="+", default=[4, 8], help="numbers of hosts, one worker each"
     )
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
-    parser.add_argument("--steps", type=at_least(8), default=16)
+    parser.add_argument(
+        "--steps", type=at_least(8), default=16, help="the second half counts; a plan is made in the fifth"
+    )
     parser.add_argument("--repeats", type=at_least(1), default=1, help="runs of each scheme; their median counts")
     parser.add_argument("--dense-share", type=float, default=0.67, help="share of a dense step that is communication")
     parser.add_argument("--json", type=Path)

@@ -167,7 +167,7 @@ def all_gather(x: Array, axis_name: AxisName) -> Array:
     to = "invarying" if tracked else "varying"
     whole = lambda x: lax.all_gather(x, axis_name, to=to)
     # Two workers send to each other, more than two around a ring.
-    send = whole if axis_size(axis_name) > 2 else lambda x: _in_parts(whole, x, 1, axis_name)
+    send = (lambda x: _in_parts(whole, x, 1, axis_name)) if axis_size(axis_name) == 2 else whole
     return _send_bfloat16_as_uint16(send, x)
 
 
@@ -212,9 +212,9 @@ def _in_parts(collective: Callable[[Array], Array], x: Array, messages: int, axi
         part = collective(lax.dynamic_slice_in_dim(rows, i * columns, columns, axis=-1))
         return lax.dynamic_update_slice_in_dim(received, part, i * columns, axis=-1)
 
-    first = collective(rows[:, :columns])
-    room = jnp.pad(first, [(0, 0)] * (first.ndim - 1) + [(0, size - columns)])
-    received = lax.fori_loop(1, parts, send_part, room)
+    part = jax.eval_shape(collective, rows[:, :columns])
+    room = varying_like(jnp.zeros((*part.shape[:-1], size), x.dtype), part)
+    received = lax.fori_loop(0, parts, send_part, room)
     return received.reshape(*received.shape[:-2], *x.shape)
 
 
