@@ -1,4 +1,4 @@
-# `make help` lists the targets. Everything goes into .venv and build/, which `make clean` removes.
+# `make help` lists the targets. All but results goes into .venv and build/, which `make clean` removes.
 PYTHON ?= python3
 VENV ?= .venv
 # A file with pip constraints, for example to pin jax.
@@ -58,4 +58,4 @@ $(INSTALLED): $(VENV)/bin/python pyproject.toml $(NATIVE)
 	@touch $@
 
 clean:  ## remove .venv, build outputs and caches
-	rm -rf $(VENV) build dist runs .pytest_cache .ruff_cache .hypothesis bazel-*
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis bazel-*

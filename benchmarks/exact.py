@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 
 from zen_jax import hashing
+from zen_jax.formats.tensor_block import BLOCK
 
 ITEMSIZE, INDEX = 4, 4  # bytes
-OMNIREDUCE_BLOCK = 256  # elements
 
 
 def lower_bound(touched: np.ndarray, row_bytes: int) -> float:
@@ -90,7 +90,7 @@ def scheme_bytes(touched: np.ndarray, columns: int, blocks: int) -> dict[str, fl
         "dense": 2 * (n - 1) / n * dense,
         "agsparse": float(mine.sum() - mine.min()) * coo,
         "sparcml": _recursive_doubling(touched, lambda units: min(units * blocks * coo, dense)),
-        "omnireduce": busiest_link(*_omnireduce_counts(touched, columns), *[OMNIREDUCE_BLOCK * ITEMSIZE + INDEX] * 2),
+        "omnireduce": busiest_link(*_omnireduce_counts(touched, columns), *[BLOCK * ITEMSIZE + INDEX] * 2),
         "sparse_ps": busiest_link(*even, coo, coo),
         "zen, COO pull": busiest_link(*hashed, coo, coo),
         "zen": busiest_link(*hashed, coo, value, pull_fixed=rows * blocks / n / 8),
@@ -131,9 +131,9 @@ def _omnireduce_counts(touched: np.ndarray, columns: int) -> tuple[np.ndarray, n
     """Non-zero blocks by worker and server, and, after the sum, by server, under an even partition."""
     n, rows = touched.shape
     elements = rows * columns
-    blocks = -(-elements // OMNIREDUCE_BLOCK)
-    first = np.arange(rows, dtype=np.int64) * columns // OMNIREDUCE_BLOCK
-    last = (np.arange(1, rows + 1, dtype=np.int64) * columns - 1) // OMNIREDUCE_BLOCK
+    blocks = -(-elements // BLOCK)
+    first = np.arange(rows, dtype=np.int64) * columns // BLOCK
+    last = (np.arange(1, rows + 1, dtype=np.int64) * columns - 1) // BLOCK
     holds = np.zeros((n, blocks + 1), np.int32)
     for worker, mask in enumerate(touched):
         np.add.at(holds[worker], first[mask], 1)

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import drawing
+from benchmarks.figures.drawing import Row
 from benchmarks.processes import run_main
-
-Row = dict[str, Any]
 
 KERNEL_RESULTS = ("kernels", "kernels-dense", "kernels-n128", "kernels-rows")
 RESULTS = (*KERNEL_RESULTS, "algorithm_1", "sparsifiers", "all_reduce", "all_reduce-pure-jax")

@@ -34,6 +34,7 @@ class Group(Protocol):
 
     def at_rate(self, rate: str) -> dict[str, dict[str, Any]]:
         """Called in every process once the links have a new rate. What it returns for a case goes into its record."""
+        return {}
 
 
 class Case(Protocol):
@@ -49,6 +50,7 @@ class Case(Protocol):
 
     def info(self, result: Any) -> dict[str, float]:
         """What the scheme itself reports about a call; equal on all workers."""
+        return {}
 
 
 def arguments(description: str | None) -> argparse.Namespace:

@@ -21,6 +21,9 @@ endif()
 
 # The wheels keep their libraries in lib, where nvcc looks in lib64 alone.
 if(CMAKE_CUDA_COMPILER)
+  if(NOT CMAKE_CUDA_FLAGS AND DEFINED ENV{CUDAFLAGS})
+    set(CMAKE_CUDA_FLAGS "$ENV{CUDAFLAGS}")  # which CMake ignores where the variable is set, as below
+  endif()
   cmake_path(GET CMAKE_CUDA_COMPILER PARENT_PATH nvcc_bin)
   cmake_path(GET nvcc_bin PARENT_PATH cuda_root)
   if(EXISTS "${cuda_root}/lib/libcudart_static.a")
@@ -35,7 +38,9 @@ if(ZEN_CUDA STREQUAL AUTO)
     # would fail after this, and the whole build too.
     separate_arguments(flags UNIX_COMMAND "${CMAKE_CUDA_FLAGS}")
     list(APPEND flags -std=c++17 -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=[sm_90,compute_90])
-    if(DEFINED ENV{CUDAHOSTCXX})
+    if(CMAKE_CUDA_HOST_COMPILER)
+      list(APPEND flags -ccbin ${CMAKE_CUDA_HOST_COMPILER})
+    elseif(DEFINED ENV{CUDAHOSTCXX})
       list(APPEND flags -ccbin $ENV{CUDAHOSTCXX})
     endif()
     execute_process(

@@ -1,5 +1,7 @@
 """Gradients that a scheme must survive: stacks [n, *shape], one entry per worker."""
 
+import math
+
 import ml_dtypes
 import numpy as np
 import oracle
@@ -42,23 +44,14 @@ def listed(x, room):
     return indices, values, np.int32(found.size)
 
 
-def _rows(shape):
-    """The rows of a gradient: its leading dimension, or 1 for a scalar."""
-    return shape[0] if shape else 1
+def _numbers(shape, by_row=True):
+    """The number of each row or element of a gradient, in a shape that broadcasts against it."""
+    shape = shape[:1] + (1,) * (len(shape) - 1) if by_row else shape
+    return np.arange(math.prod(shape)).reshape(shape)
 
 
-def _keep_rows(stack, rows):
-    kept = np.zeros_like(stack)
-    if stack.ndim == 1:
-        kept[:] = stack if rows[0] else 0
-    else:
-        kept[:, rows] = stack[:, rows]
-    return kept
-
-
-def _keep_elements(stack, elements):
-    flat = stack.reshape(len(stack), -1)
-    return np.where(elements, flat, np.zeros_like(flat)).reshape(stack.shape)
+def _keep(stack, where):
+    return np.where(where, stack, np.zeros_like(stack))
 
 
 def sparse(rng, n, shape, density, dtype=np.float32, integers=True, by_row=True):
@@ -67,9 +60,7 @@ def sparse(rng, n, shape, density, dtype=np.float32, integers=True, by_row=True)
         rng.integers(1, 9, (n, *shape)) * rng.choice([-1, 1], (n, *shape)) if integers else rng.normal(size=(n, *shape))
     )
     stack = np.asarray(values).astype(dtype)
-    keep = rng.random((n, _rows(shape) if by_row else int(np.prod(shape)))) < density
-    choose = _keep_rows if by_row else _keep_elements
-    return np.stack([choose(part[None], mask)[0] for part, mask in zip(stack, keep, strict=True)])
+    return _keep(stack, rng.random((n, *_numbers(shape, by_row).shape)) < density)
 
 
 def structured(n, shape, dtype=np.float32, integers=True, *, servers=None, seed=0):
@@ -80,7 +71,7 @@ def structured(n, shape, dtype=np.float32, integers=True, *, servers=None, seed=
     servers = servers or n
     rng = np.random.default_rng([n, *shape])
     full = sparse(rng, n, shape, 1.0, dtype, integers)
-    rows, elements = np.arange(_rows(shape)), np.arange(int(np.prod(shape)))
+    rows, elements = _numbers(shape), _numbers(shape, by_row=False)
     empty_worker, lone_worker = full.copy(), np.zeros_like(full)
     empty_worker[n // 2] = 0
     lone_worker[-1] = full[-1]
@@ -90,12 +81,12 @@ def structured(n, shape, dtype=np.float32, integers=True, *, servers=None, seed=
         "one worker empty": empty_worker,
         "one worker alone": lone_worker,
         "the same on every worker": np.repeat(full[:1], n, axis=0),
-        "one hot row": _keep_rows(full, rows == len(rows) // 2),
-        "one hot element": _keep_elements(full, elements == len(elements) // 2),
-        "every n-th row": _keep_rows(full, rows % servers == 0),
-        "every n-th element": _keep_elements(full, elements % servers == 0),
-        "the rows of one server": _keep_rows(full, oracle.server_of(rows, servers, seed) == servers - 1),
-        "the elements of one server": _keep_elements(full, oracle.server_of(elements, servers, seed) == servers - 1),
+        "one hot row": _keep(full, rows == rows.size // 2),
+        "one hot element": _keep(full, elements == elements.size // 2),
+        "every n-th row": _keep(full, rows % servers == 0),
+        "every n-th element": _keep(full, elements % servers == 0),
+        "the rows of one server": _keep(full, oracle.server_of(rows, servers, seed) == servers - 1),
+        "the elements of one server": _keep(full, oracle.server_of(elements, servers, seed) == servers - 1),
         "sparse rows": sparse(rng, n, shape, 0.1, dtype, integers),
         "sparse elements": sparse(rng, n, shape, 0.1, dtype, integers, by_row=False),
         "half of the elements": sparse(rng, n, shape, 0.5, dtype, integers, by_row=False),

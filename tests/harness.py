@@ -3,22 +3,28 @@
 import contextlib
 import functools
 import importlib
+import math
+import os
+import subprocess
+import sys
+import time
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
+from examples.common.launch import free_ports
+
 AXIS = "workers"
+TIMEOUT = 240  # seconds until processes count as deadlocked; they take a few
 MODES = ["vmap", "pmap", "shard_map", "shard_map_unchecked"]
 
 
-def mesh(n, axis_name=AXIS):
-    return jax.make_mesh((n,), (axis_name,), axis_types=(AxisType.Auto,), devices=jax.devices()[:n])
-
-
-def _mesh_with_a_model_axis(n):
-    return jax.make_mesh((n, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[: 2 * n])
+def mesh(sizes, axes=AXIS, kind=AxisType.Auto):
+    """A mesh of the first devices, with one axis or several, all of one kind."""
+    sizes, axes = (each if isinstance(each, tuple) else (each,) for each in (sizes, axes))
+    return jax.make_mesh(sizes, axes, axis_types=(kind,) * len(axes), devices=jax.devices()[: math.prod(sizes)])
 
 
 def spmd(worker, mode, n):
@@ -35,7 +41,7 @@ def spmd(worker, mode, n):
     per_worker = PartitionSpec(AXIS)
     mapped = jax.shard_map(
         lambda tree: stacked(worker(one(tree))),
-        mesh=_mesh_with_a_model_axis(n) if mode == "shard_map_of_some_axes" else mesh(n),
+        mesh=mesh((n, 2), (AXIS, "model")) if mode == "shard_map_of_some_axes" else mesh(n),
         in_specs=per_worker,
         out_specs=per_worker,
         axis_names={AXIS},
@@ -67,6 +73,35 @@ def coarse_ladder():
         patch.setattr(ladder, "PLANNED_RATIOS", (1.0,))
         patch.setattr(ladder, "OUTGROWN_RATIO", 1e9)
         yield
+
+
+def outputs_of_processes(count, *program, arguments=()):
+    """What processes print that run a Python program (a file, or -c and code) with a coordinator's address, their
+    count, each its rank, and the arguments. Fails unless all end well."""
+    address = f"localhost:{free_ports()}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *program, address, str(count), str(rank), *arguments],
+            env=os.environ | {"XLA_FLAGS": "", "JAX_ENABLE_COMPILATION_CACHE": "false"},  # one device a process
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    deadline = time.monotonic() + TIMEOUT
+    try:
+        outputs = [process.communicate(timeout=max(1, deadline - time.monotonic()))[0] for process in processes]
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"{count} processes did not end within {TIMEOUT} s: a collective waits for ever")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+    for rank, (process, output) in enumerate(zip(processes, outputs, strict=True)):
+        assert process.returncode == 0, f"process {rank} of {count} failed:\n{output}"
+    return outputs
 
 
 def to_numpy(tree):

@@ -3,21 +3,15 @@
 import dataclasses
 import enum
 import functools
-import os
-import subprocess
-import sys
-from pathlib import Path
 
+import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from examples.common.launch import free_ports
 from zen_jax import Cluster, agreement, check_agreement, profile
 from zen_jax.agreement import describe, differences
-
-ROOT = Path(__file__).parents[1]
 
 AGREE = """
 import sys
@@ -44,19 +38,7 @@ except ValueError as error:
 
 @pytest.mark.multiprocess
 def test_processes_that_disagree_all_learn_about_what():
-    coordinator = f"localhost:{free_ports()}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", AGREE, coordinator, "3", str(index)],
-            cwd=ROOT,
-            env=os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(3)
-    ]
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    for output in outputs:
+    for output in harness.outputs_of_processes(3, "-c", AGREE):
         for line in (
             "the processes disagree",
             "params/w is float32[3] with digest ",

@@ -31,6 +31,9 @@ OPTIONS = {
     "murmur": {"hash": "murmur"},
     "murmur by element": {"hash": "murmur", "unit": "element"},
     "another seed": {"seed": 2**32 - 1},
+    "another seed, COO pull": {"seed": 9, "pull_format": "coo", "unit": "element"},
+    "another seed, bitmap pull": {"seed": 9, "pull_format": "bitmap"},
+    "another seed, murmur": {"seed": 9, "hash": "murmur", "unit": "element"},
     "room for one": {"capacity": 1, "unit": "element"},
     "room for a few": {"capacity": (3, 5)},
     "more room than units": {"capacity": (1000, 1000)},
@@ -283,9 +286,10 @@ def test_any_gradient(n, seed, density, by_row):
     [(2**31 + 8, {"scheme": scheme}) for scheme in (*MAIN, "omnireduce")]
     + [(2**31 + 8, {"hash": "murmur"}), (2**31 + 8, {"pull_format": "coo"}), (2**32 + 8, {})],
 )
-def test_more_units_than_32_bits_name(units, options):
+@pytest.mark.parametrize("capacity", [9, None])
+def test_more_units_than_32_bits_name(units, options, capacity):
     """Each server numbers its own; if those are too many, or all need numbers, auto goes dense. Traced, never run."""
-    worker = lambda x: zen.all_reduce(x, harness.AXIS, unit="element", capacity=9, return_info=True, **options)
+    worker = lambda x: zen.all_reduce(x, harness.AXIS, unit="element", capacity=capacity, return_info=True, **options)
     stack = jax.ShapeDtypeStruct((2, units), jnp.float32)
     reduced, info = jax.eval_shape(jax.vmap(worker, axis_name=harness.AXIS), stack)
     assert reduced.shape == (2, units) and info.density.shape == (2,)
@@ -367,9 +371,7 @@ def test_no_tracer_leaks():
 def test_several_axes(check_vma, axes):
     """A tuple of axes is one axis, with workers numbered in its own row-major order, whatever the order of the mesh."""
     stack = structured(6, (31, 4), integers=False)["sparse rows"]
-    mesh = jax.make_mesh(
-        (2, 3), ("hosts", "cores"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:6]
-    )
+    mesh = harness.mesh((2, 3), ("hosts", "cores"))
     spec = jax.sharding.PartitionSpec(axes)
     for scheme in ("zen", "dense_ordered", "sparcml"):
         worker = lambda x, scheme=scheme: zen.all_reduce(x[0], axes, scheme=scheme, op="sum")[None]
@@ -394,18 +396,25 @@ def test_another_batch_axis():
 @pytest.mark.parametrize("n", [2, 5])
 def test_messages_in_parts(n, dtype, check_vma, monkeypatch):
     """As gloo gets them: parts change no bit, nor derivatives."""
+    mode = "shard_map" if check_vma else "shard_map_unchecked"
+    stack = structured(n, (31, 4), integers=False)["sparse rows"].astype(dtype)
+
+    def program(scheme):
+        reduce = lambda x: zen.all_reduce(x, harness.AXIS, op="sum", scheme=scheme)
+        return harness.spmd(reduce, mode, n).trace(stack)
+
+    whole = {scheme: str(program(scheme).jaxpr) for scheme in WORKER_ORDER_SCHEMES}
     monkeypatch.setattr(_axis, "PART", 36)
     monkeypatch.setattr(_axis, "connects_cpus", _axis.is_manual)
     monkeypatch.setattr(_axis, "check_not_cached", lambda axis_name: None)
-    mode = "shard_map" if check_vma else "shard_map_unchecked"
-    stack = structured(n, (31, 4), integers=False)["sparse rows"].astype(dtype)
     for scheme in WORKER_ORDER_SCHEMES:
-        reduce = lambda x, scheme=scheme: zen.all_reduce(x, harness.AXIS, op="sum", scheme=scheme)
-        for result in np.asarray(harness.spmd(reduce, mode, n)(stack)):
+        traced = program(scheme)
+        assert str(traced.jaxpr) != whole[scheme], scheme
+        for result in np.asarray(traced.lower().compile()(stack)):
             assert_same_bits(result, SUM[scheme](stack), scheme)
     square = lambda x: jnp.sum(zen.all_reduce(x, harness.AXIS, op="sum", scheme="dense_ordered") ** 2)
-    whole = lambda x: jnp.sum(jax.lax.psum(x, harness.AXIS) ** 2)
-    derivatives = [harness.spmd(jax.grad(each), mode, n)(np.ones((n, 31, 4), dtype)) for each in (square, whole)]
+    expected = lambda x: jnp.sum(jax.lax.psum(x, harness.AXIS) ** 2)
+    derivatives = [harness.spmd(jax.grad(each), mode, n)(np.ones((n, 31, 4), dtype)) for each in (square, expected)]
     np.testing.assert_array_equal(*derivatives)
 
 

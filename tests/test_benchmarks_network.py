@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
+import harness
 import numpy as np
 import pytest
 
@@ -56,7 +56,7 @@ def test_an_interface_that_is_not_there_is_refused_before_gradients_are_made(mon
         network.main()
 
 
-class Alone:
+class Alone(group.Group):
     """A group of one process."""
 
     rank, size = 0, 1
@@ -64,11 +64,8 @@ class Alone:
     def gather(self, numbers):
         return np.asarray(numbers)[None]
 
-    def at_rate(self, rate):
-        return {}
 
-
-class WrongLater:
+class WrongLater(group.Case):
     """A case whose first step alone is summed correctly."""
 
     name = "a case"
@@ -81,9 +78,6 @@ class WrongLater:
 
     def dense(self, result):
         return result
-
-    def info(self, result):
-        return {}
 
 
 def test_the_result_of_every_timed_call_is_checked():
@@ -99,7 +93,7 @@ def test_the_result_of_every_timed_call_is_checked():
 def test_only_zen_reports_on_its_tables(reduce, reports):
     """Zeros in the place of what psum does not say would pass for measurements."""
     problem = Problem(np.array([[[True, False, True]]]), columns=2, notes={"tables": [2, 1]})
-    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:1])
+    mesh = harness.mesh(1, "data")
     case = network_tables.Tables("a case", reduce, problem, 0, mesh)
     result = case.prepare(0)()
     problem.check("a case", 0, case.dense(result))

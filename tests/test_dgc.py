@@ -11,7 +11,7 @@ import optax
 import oracle
 import pytest
 from cases import assert_same_bits, normal
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
 import zen_jax as zen
 
@@ -51,6 +51,15 @@ def test_dgc_leaves_vectors_to_momentum():
         sent, state = sparsifier.update(jnp.asarray(normal(9, step)), state)
         expected, expected_state = plain.update(jnp.asarray(normal(9, step)), expected_state)
         np.testing.assert_allclose(sent, expected, 1e-6)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_momentum_of_vectors_forgets_what_is_not_finite(poison):
+    sparsifier = zen.dgc()
+    sent, state = sparsifier.update(jnp.ones(9).at[4].set(poison), sparsifier.init(jnp.zeros(9)))
+    assert_same_bits(sent[4], np.float32(poison))
+    sent, _ = sparsifier.update(jnp.ones(9), state)
+    assert np.isfinite(sent).all()
 
 
 def test_velocity_of_vectors_stays_finite_in_float16():
@@ -171,7 +180,7 @@ def test_ties_over_the_model_axis(mode):
 
 def test_data_and_model_axes_together():
     """Under check_vma, with clipping over both: each data worker's shards agree on their own threshold."""
-    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    mesh = harness.mesh((2, 2), ("data", "model"))
     sparsifier = zen.dgc(zen.warmup_density(0.1, 10), clip_norm=1.0, axis_name="data", model_axis="model")
     gradients = normal((2, 2, 16, 6)) * np.array([1, 5], np.float32)[None, :, None, None]
 

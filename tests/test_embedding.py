@@ -4,6 +4,7 @@ import copy
 
 import flax.errors
 import flax.linen as nn
+import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,6 @@ import pytest
 from flax import nnx
 from hypothesis import given
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import AxisType
 from lookups import RNG, TABLE, D, K, N, V, assert_well_formed, ids_in_range, integers
 
 import zen_jax as zen
@@ -240,6 +240,23 @@ def test_gradients_are_those_of_the_dense_path(ids):
     np.testing.assert_array_equal(gradients["head"], expected["head"])
 
 
+@pytest.mark.parametrize("row", [(), (3,), (2, 3)])
+def test_rows_of_any_shape(row):
+    """Of a bias for each word, for example, and of matrices; four workers' bags are those of one dense table."""
+    table, ids = jnp.asarray(integers(V, *row)), RNG.integers(0, V, (N, 4, 5)).astype(np.int32)
+    ids[:, 0, 0], ids[:, 1] = -1, -1
+
+    def loss(table, ids):
+        means = embedding.bag(table, ids, combiner="mean", padding_id=-1)
+        return jnp.sum(means**2) + jnp.sum(embedding.lookup(table, ids, padding_id=-1))
+
+    step = embedding.value_and_grad(loss, lambda ids: {"(array)": ids}, padding_id=-1)
+    sums = zen.synchronize("data", op="sum")
+    run = jax.vmap(lambda ids: sums.update(step(table, ids)[1], None)[0].to_dense(), axis_name="data")
+    expected = jax.grad(lambda table: sum(loss(table, of_worker) for of_worker in ids))(table)
+    np.testing.assert_allclose(jax.jit(run)(ids)[0], expected, 1e-5, 1e-6)
+
+
 def test_keyword_arguments_reach_the_loss_alone():
     def loss(params, ids, *, train):
         assert train is True
@@ -322,7 +339,7 @@ def test_linen_table_with_partitioning():
     np.testing.assert_array_equal(model.apply(params, ids), np.ones((3, D)))
     loss = lambda params, ids: jnp.sum(model.apply(params, ids) ** 2)
     step = jax.jit(embedding.value_and_grad(loss, lambda ids: {"params/embedding": ids}))
-    with jax.set_mesh(jax.make_mesh((2,), ("vocabulary",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])):
+    with jax.set_mesh(harness.mesh(2, "vocabulary")):
         _, gradients = step(params, ids)
     np.testing.assert_array_equal(gradients["params"]["embedding"].value.rows, [[4] * D, [2] * D, [0] * D])
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import FLOATS, assert_same_bits, bits
+from cases import FLOATS, assert_same_bits, bits, normal
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,14 +71,10 @@ def assert_alike(lowerings, *operands):
         np.testing.assert_array_equal(bits(actual)[keep], bits(expected)[keep])
 
 
-def normal(shape, dtype, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
-
-
 def operands(shape, dtype, planted=()):
     """An update, a residual and a velocity, each with values planted at different places."""
     kept = np.float64 if dtype == np.float64 else np.float32
-    update, residual, velocity = normal(shape, dtype), normal(shape, kept, 1), normal(shape, kept, 2)
+    update, residual, velocity = normal(shape, 0, dtype), normal(shape, 1, kept), normal(shape, 2, kept)
     for i, value in enumerate(planted):
         for j, array in enumerate((update, residual, velocity)):
             with np.errstate(over="ignore"):

@@ -139,6 +139,22 @@ def test_already_reduced_gradient_in_synchronize(leaf):
     refuses(lambda: shard_map(worker, True)(params, batch), "table does not vary", "already reduced", "pcast")
 
 
+@pytest.mark.parametrize("sparsify", [zen.top_k, zen.dgc, zen.random_k, zen.threshold])
+def test_already_reduced_gradient_in_a_sparsifier(sparsify):
+    """What it sends varies as its state does: synchronize could no longer tell."""
+    params, batch = {"table": jnp.ones((12, 6)), "bias": jnp.ones(6)}, jnp.ones((N, 12, 6))
+    sparsifier = sparsify(0.5)
+    state = jax.tree.map(lambda leaf: jnp.stack([leaf] * N), sparsifier.init(params))
+
+    def worker(params, state, batch):
+        loss = lambda p: jnp.mean((p["table"] + p["bias"][None]) * batch[0])
+        return sparsifier.update(jax.grad(loss)(params), jax.tree.map(lambda leaf: leaf[0], state))[0]
+
+    specs = PartitionSpec(), PartitionSpec(harness.AXIS), PartitionSpec(harness.AXIS)
+    run = jax.shard_map(worker, mesh=harness.mesh(N), in_specs=specs, out_specs=PartitionSpec(harness.AXIS))
+    refuses(lambda: run(params, state, batch), f"bias does not vary over axis '{harness.AXIS}'", "already reduced")
+
+
 def row_sparse(x):
     return zen.RowSparseGradient.from_lookups(jnp.arange(len(x)), x, len(x))
 
@@ -173,12 +189,13 @@ def test_gradient_sharded_over_an_explicit_axis():
     """Only the workers' axis is manual. JAX would complain about an unsupported reshape, or gather."""
     explicit, spec = jax.sharding.AxisType.Explicit, jax.sharding.PartitionSpec
     axes = (harness.AXIS, "model")
-    mesh = jax.make_mesh((N, 2), axes, axis_types=(explicit,) * 2, devices=jax.devices()[: 2 * N])
+    mesh = harness.mesh((N, 2), axes, explicit)
     sharding = jax.sharding.NamedSharding(mesh, spec(harness.AXIS, None, "model"))
     stack = jax.device_put(np.ones((N, 12, 6), np.float32), sharding)
     workers = {
         "x": lambda x: zen.all_reduce(x[0], harness.AXIS),
         "table": lambda x: zen.synchronize(harness.AXIS).update({"table": x[0]}, None)[0],
+        "w": lambda x: zen.top_k(0.1).update({"w": x[0]}, zen.top_k(0.1).init({"w": jnp.zeros(x.shape[1:])}))[0],
     }
     for name, worker in workers.items():
         run = jax.shard_map(worker, in_specs=spec(harness.AXIS), out_specs=spec(), axis_names={harness.AXIS})
@@ -197,7 +214,7 @@ def test_gradient_sharded_over_an_explicit_axis():
 @pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
 def test_derivative(kind):
     """Gradients are reduced after they are taken, so nothing needs a derivative."""
-    mesh = jax.make_mesh((N,), ("devices",), axis_types=(kind,), devices=jax.devices()[:N])
+    mesh = harness.mesh(N, "devices", kind)
 
     def derivative(x):
         return jax.grad(lambda x: jnp.sum(zen.all_reduce(2 * x, harness.AXIS, scheme="zen")))(x)

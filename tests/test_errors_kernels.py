@@ -11,6 +11,16 @@ from refusals import refuses
 import zen_jax as zen
 
 
+def coo(room):
+    """A list of no elements, and its count."""
+    return jnp.zeros(room, jnp.int32), jnp.zeros(room), jnp.int32(0)
+
+
+def message():
+    """Two workers' empty messages with room for three units."""
+    return jnp.zeros((2, 3), jnp.int32), jnp.zeros((2, 3)), jnp.zeros(2, jnp.int32)
+
+
 @pytest.mark.parametrize(
     "call,fragments",
     [
@@ -82,6 +92,27 @@ import zen_jax as zen
         ),
         (lambda: zen.kernels.hierarchical_hash([1, 2], 1, 1, 1, 1), ("indices are a list", "Use jnp.asarray")),
         (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int8), 1, 1, 1, 1), ("int8", "must be int32 or uint32")),
+        (lambda: zen.kernels.hierarchical_hash(jnp.ones(4, jnp.int32), 1, 1, 1, 1, seed=2**32), (f"seed={2**32}",)),
+        (lambda: zen.kernels.partition(jnp.ones(4), 2, 1, seed=-1), ("seed=-1",)),
+        (
+            lambda: zen.kernels.hash_bitmap_decode(jnp.ones((2, 1), jnp.uint32), jnp.ones((2, 4)), 40, seed=0.5),
+            ("seed=0.5",),
+        ),
+        (lambda: zen.kernels.unique_ids(jnp.ones(3, jnp.int32), 2**31), (f"{2**31} units",)),
+        (lambda: zen.kernels.unique_ids(jnp.ones((3, 1), jnp.int32), 9), ("ids has shape (3, 1)", "rank 1")),
+        (lambda: zen.kernels.unique_ids(jnp.ones(3), 9), ("ids has dtype float32", "must be int32")),
+        (lambda: zen.kernels.partition_coo(*coo(0), 2, 1), ("indices has shape (0,)",)),
+        (lambda: zen.kernels.partition_coo(*coo(3)[:2], jnp.ones(1, jnp.int32), 2, 1), ("count has shape (1,)",)),
+        (lambda: zen.kernels.partition_coo(*coo(3)[:2], jnp.float32(1), 2, 1), ("count has dtype float32", "int32")),
+        (lambda: zen.kernels.partition_coo(coo(3)[0], *coo(3)[::2], 2, 1), ("values has dtype int32", "float32")),
+        (lambda: zen.kernels.aggregate_encode(*message(), 5, 0), ("capacity=0", "at least 1")),
+        (lambda: zen.kernels.aggregate(*message(), -1), ("size=-1", "at least 0")),
+        (lambda: zen.kernels.aggregate(*message(), 5, divisor=0), ("divisor=0", "at least 1")),
+        (lambda: zen.kernels.send_drawn(jnp.ones(3), jnp.ones(3), 1, jnp.float32(0)), ("step has dtype float32",)),
+        (
+            lambda: zen.kernels.send_largest(jnp.ones(3), jnp.ones(3), 1, 1, scale=jnp.float16(1)),
+            ("scale has dtype float16",),
+        ),
     ],
 )
 def test_kernels(call, fragments):

@@ -20,6 +20,8 @@ TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, (N, 3, 5)).astype(np.i
 
 pytestmark = pytest.mark.promoting
 
+PMEAN = optax.stateless(lambda updates, _: jax.lax.pmean(updates, harness.AXIS))
+
 
 def loss_of(logits, tokens):
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, tokens))
@@ -51,10 +53,9 @@ def test_linen(mode):
 
         return harness.spmd(worker, mode, N)(TOKENS)
 
-    pmean = optax.stateless(lambda updates, _: jax.lax.pmean(updates, harness.AXIS))
     assert_same_step(
         train(optax.chain(zen.synchronize(harness.AXIS, dense_below=0), optax.sgd(0.5))),
-        train(optax.chain(pmean, optax.sgd(0.5))),
+        train(optax.chain(PMEAN, optax.sgd(0.5))),
     )
 
 
@@ -85,7 +86,6 @@ def test_nnx_optimizer_in_the_worker():
 
         return harness.spmd(worker, "vmap", N)(TOKENS)
 
-    pmean = optax.stateless(lambda updates, _: jax.lax.pmean(updates, harness.AXIS))
     seen, transform = [], zen.synchronize(harness.AXIS, dense_below=0)
 
     def watched(updates, state, params=None):
@@ -94,7 +94,7 @@ def test_nnx_optimizer_in_the_worker():
         return updates, state
 
     watching = optax.GradientTransformation(transform.init, watched)
-    assert_same_step(train(optax.chain(watching, optax.sgd(0.5))), train(optax.chain(pmean, optax.sgd(0.5))))
+    assert_same_step(train(optax.chain(watching, optax.sgd(0.5))), train(optax.chain(PMEAN, optax.sgd(0.5))))
     assert {"embed/embedding", "out/bias", "out/kernel"} in seen  # and none is mistaken for a leaf to fuse
 
 
@@ -115,9 +115,8 @@ def test_nnx_step_in_place():
             run(model, optimizer, TOKENS.reshape(-1, TOKENS.shape[-1]))
         return jax.tree.map(lambda x: np.stack([shard.data for shard in x.addressable_shards]), nnx.state(model))
 
-    pmean = optax.stateless(lambda updates, _: jax.lax.pmean(updates, harness.AXIS))
     ours = train(optax.chain(zen.synchronize(harness.AXIS, dense_below=0), optax.sgd(0.5, momentum=0.9)))
-    assert_same_step(ours, train(optax.chain(pmean, optax.sgd(0.5, momentum=0.9))))
+    assert_same_step(ours, train(optax.chain(PMEAN, optax.sgd(0.5, momentum=0.9))))
 
 
 def test_nnx_step_under_autotune():

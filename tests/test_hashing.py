@@ -39,6 +39,13 @@ def test_seeds_of_numpy_are_those_of_python(seed):
         np.testing.assert_array_equal(mine, expected)
 
 
+@pytest.mark.parametrize("size", [1, 65535, 65536, 10**6, 2**31 - 1])
+def test_ranges_of_any_size(size):
+    words = np.append(np.random.default_rng(size).integers(0, 2**32, 1000), [0, 2**32 - 1]).astype(np.uint32)
+    expected = (words.astype(np.uint64) * np.uint64(size)) >> np.uint64(32)
+    np.testing.assert_array_equal(zen.hashing.reduce_to_range(jnp.asarray(words), size), expected)
+
+
 @pytest.mark.parametrize("n", WORKERS)
 @pytest.mark.parametrize("seed", [0, 7, 0xFFFFFFFF])
 def test_tile_rotation_equals_the_oracle_and_inverts(n, seed):

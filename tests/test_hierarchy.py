@@ -13,7 +13,6 @@ import pytest
 from cases import FLOATS, SHAPES, assert_same_bits, assert_same_values, sparse, special, structured
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from refusals import refuses
 
@@ -25,7 +24,7 @@ N, K = 2, 3  # the mesh of all tests except those over MESHES
 
 
 def mesh_of(n, k):
-    return jax.make_mesh((n, k), AXES, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[: n * k])
+    return harness.mesh((n, k), AXES)
 
 
 def on_mesh(worker, n=N, k=K, check_vma=True):
@@ -89,13 +88,14 @@ def test_random_floats_sum_by_device_then_by_machine(scheme):
         check(all_reduce(scheme=scheme)(stack), expected_sum(stack, N * K, across), name)
 
 
+@pytest.mark.parametrize("scheme", ["auto", "zen"])  # between two machines auto is agsparse
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_dtypes_and_special_values(dtype):
+def test_dtypes_and_special_values(dtype, scheme):
     with jax.enable_x64(dtype == "float64"):
         for name, flat in special(N * K, (31, 4), FLOATS[dtype]).items():
             if name != "subnormals":  # which the dense sum inside may flush to zero
                 stack = by_device(flat)
-                check(all_reduce()(stack), expected_sum(stack, N * K), name, assert_same_values)
+                check(all_reduce(scheme=scheme)(stack), expected_sum(stack, N * K), name, assert_same_values)
 
 
 def test_float16_rounds_once():
@@ -106,7 +106,7 @@ def test_float16_rounds_once():
     stack[:, :2, 30, 3] = [[65504, 65504], [-65504, 0]]
     expected = np.zeros((31, 4), np.float16)
     expected[3, 1], expected[5, 2], expected[30, 3] = 2050, 2050, 65504
-    for scheme in ("auto", "dense"):
+    for scheme in ("auto", "zen", "dense"):
         check(all_reduce(op="sum", scheme=scheme)(stack), expected, scheme)
 
 
@@ -147,6 +147,13 @@ def test_devices_with_very_different_shares_take_the_same_branches(scheme):
     assert info.dense_taken == 1
 
 
+def test_devices_of_a_machine_agree_on_every_size():
+    """As they must, or those in different branches would wait for each other: of the push, of the pull, and of both."""
+    reduce = lambda x: zen.all_reduce(x, AXES[0], intra_axis=AXES[1], scheme="zen", unit="row")
+    traced = jax.make_jaxpr(reduce, axis_env=[(AXES[0], 4), (AXES[1], 2)])(jnp.zeros((500, 8)))
+    assert str(traced).count("pmax[") == 3
+
+
 @harness.coarse_ladder()
 def test_nested_vmap():
     n, k = 3, 2
@@ -176,6 +183,14 @@ def test_info_describes_what_crosses_machines():
     np.testing.assert_allclose(info.bytes_dense, 2 * (n - 1) / n * 4000 * 16 * 4 / k, 1e-5)
     assert 1 <= info.imbalance_pull <= 2
     assert info.dense_taken == 0
+
+
+@harness.coarse_ladder()
+def test_auto_units_balance_what_all_devices_serve():
+    """Of 96 columns, the widest of which each of six devices has one in every row; machines alone would get 48."""
+    stack = by_device(sparse(np.random.default_rng(0), N * K, (640, 96), 0.1))
+    moves = {unit: moved(stack, N, K, unit=unit)[0] for unit in ("auto", 16, 48)}
+    assert moves["auto"] == moves[16] != moves[48]
 
 
 def test_devices_share_what_a_machine_would_send():
@@ -245,6 +260,26 @@ def test_plan_counts_machines():
     table = {"table": GRADIENTS["table"]}
     plan = zen.Plan(N * K, {"table": zen.LeafPlan((600, 32), "float32")})
     refuses(lambda: synchronized(table, plan=plan), "plan is for 6 workers", "has 2")
+
+
+@harness.coarse_ladder()
+def test_a_plan_has_room_for_every_devices_share():
+    """Units that spread evenly over a machine's servers need not do so within the shares of its devices."""
+    n, k, shape = 4, 2, (5000, 64)
+    stack = by_device(sparse(np.random.default_rng(0), n * k, shape, 0.01), n, k)
+    machines, profiler = stack.sum(axis=1), zen.Profiler()
+    observing = zen.synchronize(AXES[0], intra_axis=AXES[1], plan=profiler)
+    jax.block_until_ready(on_mesh(lambda g: observing.update({"(array)": g}, None)[0], n, k)(stack))
+    for profile in (profiler.profile(), zen.profile(machines, devices_per_host=k)):
+        for width in (64, 32, 16):
+            unit = profile.leaves["(array)"].by_width[width]
+            capacity = (unit.push, unit.pull)
+            _, info = moved(stack, n, k, unit=width, capacity=capacity)
+            assert info.rounds == 1, width
+            fuller = capacity[0] - k, capacity[1] - k
+            assert moved(stack, n, k, unit=width, capacity=fuller)[1].rounds > 1, width
+    with pytest.raises(ValueError, match="devices_per_host=0"):
+        zen.profile(machines, devices_per_host=0)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

@@ -279,10 +279,22 @@ def test_hierarchical_hash(n, r1, r2, k, lowering):
             row = memory[server][memory[server] != oracle.EMPTY_SLOT]
             owner = oracle.reduce_to_range(oracle.murmur3(row, SEED), n)
             np.testing.assert_array_equal(owner, server)
+            check_slots(memory[server, :r1], wanted, row, r1, k)
         assert int(overflow) == int(expected_counts.sum()) - len(kept)
         assert int(overflow) >= np.maximum(expected_counts - (r1 + r2), 0).sum()
         if r2 >= expected_counts.max():
             assert int(overflow) == 0
+
+
+def check_slots(parallel, wanted, row, r1, k):
+    """An index lies in one of its k slots; one that went to the serial part, or nowhere, found them all taken."""
+    slots = lambda index: {
+        int(oracle.reduce_to_range(oracle.murmur3(index, SEED + function), r1)) for function in range(1, k + 1)
+    }
+    taken = {slot: index for slot, index in enumerate(parallel.tolist()) if index != oracle.EMPTY_SLOT}
+    assert all(slot in slots(index) for slot, index in taken.items())
+    for index in set(row.tolist()) - set(taken.values()):
+        assert slots(index) <= set(taken)
 
 
 @pytest.mark.parametrize("lowering", ["public", "reference"])
@@ -342,6 +354,32 @@ def test_each_unit_goes_to_one_server_in_order(n, drawn):
         found.append(oracle.index_of(server, filled, n, SEED))
         assert_same_bits(values[server, : counts[server]], x[found[-1]])
     np.testing.assert_array_equal(np.sort(np.concatenate(found)), np.flatnonzero(x))
+
+
+class Echo:
+    """A native library that answers with what it is asked."""
+
+    def __getattr__(self, name):
+        return lambda *arguments: (name, *arguments)
+
+
+def test_scratch_is_for_the_dtype_that_jax_makes_of_an_array():
+    """Without x64, NumPy's float64 becomes float32."""
+    k, words, three = zen.kernels, np.zeros((2, 1), np.uint32), np.array([3, 3], np.int32)
+    positions = np.zeros((2, 3), np.int32)
+    for call in (
+        lambda x: k.partition(x, 2, 3),
+        lambda x: k.hash_bitmap_encode(x, 3),
+        lambda x: k.hash_bitmap_decode(words, x.reshape(2, 3), 9),
+        lambda x: k.aggregate_encode(positions, x.reshape(2, 3), three, 9, 9),
+        lambda x: k.send_largest(x, np.zeros(6, np.float32), 1, 1),
+    ):
+        asked = []
+        for dtype in (np.float32, np.float64):
+            traced = jax.make_jaxpr(lambda call=call, dtype=dtype: call(np.ones(6, dtype)))()
+            [kernel] = [found for found in traced.eqns if found.primitive.name == "zen_jax_kernel"]
+            asked.append(kernel.params["cuda_scratch"](Echo()))
+        assert asked[0] == asked[1]
 
 
 def test_every_custom_call_for_cuda_has_a_kernel_that_makes_it():

@@ -72,6 +72,37 @@ def test_bytes_of_auto_are_those_of_info_where_it_turns_dense(rows):
     assert found.nbytes == float(info.bytes_pushed[0] + info.bytes_pulled[0])
 
 
+def test_bytes_are_those_of_info_where_a_scheme_turns_dense_on_the_way():
+    """agsparse once workers have agreed on the sizes, sparcml in its second stage."""
+    n, stack = 4, jnp.zeros((4, 1000, 64)).at[:, :600].set(1.0)
+    leaf = zen.profile(stack, unit=64).leaves["(array)"]
+    found = {way.scheme: way for way in costs.candidates(leaf, n) if way.scheme in ("agsparse", "sparcml")}
+    assert len(found) == 2
+    for way in found.values():
+        run = lambda x: zen.all_reduce(x, AXIS, **way.options, return_info=True)[1]  # noqa: B023
+        info = harness.spmd(run, "vmap", n)(stack)
+        assert info.dense_taken[0] == 1
+        assert way.nbytes == float(info.bytes_pushed[0] + info.bytes_pulled[0])
+
+
+def test_work_counts_what_kernels_read_and_write():
+    """Of 1000 rows all four workers hold the same 600: each serves a quarter of the tensor, and of these."""
+    n, stack = 4, jnp.zeros((4, 1000, 64)).at[:, :600].set(1.0)
+    leaf = zen.profile(stack, unit=64).leaves["(array)"]
+    whole, held = leaf.nbytes, 600 * 64 * 4
+    work = {
+        (way.scheme, way.push_format, way.pull_format): {each.kernel: (each.dense, each.nonzero) for each in way.work}
+        for way in costs.candidates(leaf, n)
+    }
+    zen_work = work["zen", "coo", "hash_bitmap"]
+    assert zen_work["partition"] == (whole, held) and zen_work["aggregate"] == (whole / n, held)
+    assert zen_work["encode"] == (whole / n, held / n) and zen_work["decode"] == (whole, held)
+    assert work["zen", "bitmap", "coo"]["sum"] == (whole, 0)
+    assert work["zen", "coo", "coo"]["partition"] == (whole / n, held / n)
+    assert work["zen", "coo", "dense"]["decode"] == (whole, whole)
+    assert work["dense_ordered", "coo", "hash_bitmap"] == {"sum": (whole, 0)}
+
+
 def test_a_leaf_that_no_sparse_message_could_hold_needs_no_agreement():
     for scheme, n, size in (("auto", 3, 7), ("agsparse", 4, 5)):
         stack = jnp.ones((n, size))
@@ -150,6 +181,11 @@ def test_links():
     assert machines.seconds("psum", 8e6, 2) == pytest.approx(100e-6 + 1e-3)
     assert machines.seconds_computing("sum", 4e6, 4e6, 2) == pytest.approx(3e-3)
     assert machines.fastest_gbps(2) == 64
+    alone = zen.Cluster(1, 8, inter_gbps=1, intra_gbps=100, latency_us=50, intra_latency_us=2)
+    assert alone.seconds("psum", 1e6, 8) == pytest.approx(3 * 2e-6 + 8e-5) and alone.fastest_gbps(8) == 100
+    pairs = replace(alone, hosts=2, devices_per_host=4)
+    assert pairs.seconds("permute", 0, 8, distance=1) == pytest.approx(2e-6)
+    assert pairs.seconds("permute", 0, 8, distance=4) == pytest.approx(50e-6)
 
 
 @pytest.mark.parametrize("hosts,devices", [(5, 1), (1, 6), (2, 8), (3, 8), (2, 6), (2, 3)])

@@ -17,7 +17,7 @@ from zen_jax.planning.cluster import Link
 N = 3
 KINDS = {"profile": zen.SparsityProfile, "plan": zen.Plan, "cluster": zen.Cluster}
 NUMBERS = [0, 1, 2, -1, 0.5, 3.0, 5e-324, 1e308, math.nan, math.inf, -math.inf, 10**9, 2**63 - 1, 2**64, 10**400]
-WORDS = ["", "3", "nan", "f4", ">f4", "int32", "float8_e4m3fn", "longdouble", "object", "\ud800", True, None]
+WORDS = ["", "3", "01f4", "nan", "f4", ">f4", "int32", "float8_e4m3fn", "longdouble", "object", "\ud800", True, None]
 CONTAINERS = [[], {}, [[]], [1.5], ["a"], [10**9, 10**9], [2] * 70, {"1": 1}, {"x": {}}, [None]]
 
 
@@ -121,6 +121,7 @@ ROWS = ("leaves", "table", "by_width", "8")
         ("plan", ("leaves", "table", "shape", 1), 2**57 + 1, "unit=4 must divide the 144115188075855873 columns"),
         ("plan", ("leaves", "bias", "colour"), "red", "leaves['bias']:"),
         ("plan", ("leaves", "table", "capacity"), "12", "capacity='12'"),
+        ("plan", ("leaves", "table", "dtype"), "01f4", "has an invalid shape, dtype or capacity"),
         ("cluster", ("devices_per_host",), 10**400, "devices_per_host=1000"),
         ("cluster", ("hosts",), 10**9, "hosts=1000000000 must be at most 65535"),
         ("cluster", ("inter_gbps",), 1e-320, "inter_gbps=1e-320 must be a number from 1e-09 to 1e+09"),
@@ -135,6 +136,13 @@ def test_what_is_wrong_is_named(documents, file, kind, path, value, fragment):
     with pytest.raises(ValueError) as refused:
         load(file, kind, changed(documents[kind], path, value))
     assert fragment in str(refused.value)
+
+
+def test_numbers_that_no_float_holds(documents, file):
+    huge = 10**308
+    document = changed(documents["profile"], (*ROWS, "units"), huge)
+    with pytest.raises(ValueError, match="no usable profile"):
+        load(file, "profile", changed(document, (*ROWS, "unions"), [huge] * N))
 
 
 @pytest.mark.parametrize("kind", KINDS)

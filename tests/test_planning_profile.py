@@ -207,7 +207,7 @@ def test_live(mode):
 
 def test_live_beside_a_model_axis():
     """All devices report the fullest shard, once per step: processes that see different shards make one plan."""
-    mesh = jax.make_mesh((2, 2), (harness.AXIS, "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    mesh = harness.mesh((2, 2), (harness.AXIS, "model"))
     shards = np.zeros((2, 2, 8192, 64), np.float32)
     shards[:, 0, :100], shards[:, 1, :800] = 1, 1
     profiler, reports = zen.Profiler(), []
@@ -230,7 +230,7 @@ def test_live_beside_a_model_axis():
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_info_beside_a_model_axis_is_of_the_largest_shard(check_vma):
-    mesh = jax.make_mesh((2, 2), (harness.AXIS, "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    mesh = harness.mesh((2, 2), (harness.AXIS, "model"))
     shards = np.zeros((2, 2, 64, 4), np.float32)
     shards[:, 0, :2], shards[:, 1, :16] = 1, 1
     transform = zen.synchronize(harness.AXIS, dense_below=0, unit="row")
@@ -294,7 +294,7 @@ def test_a_profiler_is_for_one_tree_on_one_axis(shape, options, message):
 
 def test_profile_of_what_lies_on_an_explicit_mesh():
     stacked = sparse(np.random.default_rng(0), 4, (300, 8), 0.1)
-    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:4])
+    mesh = harness.mesh(4, "data", AxisType.Explicit)
     placed = jax.device_put(stacked, jax.sharding.NamedSharding(mesh, PartitionSpec("data")))
     assert zen.profile(placed) == zen.profile(stacked)
 

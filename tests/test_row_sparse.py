@@ -151,7 +151,7 @@ def test_narrow_ids_of_a_table_larger_than_their_dtype_holds(dtype):
 
 
 def test_gradients_leave_shard_map_and_lie_on_explicit_meshes():
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])
+    mesh = harness.mesh(2, "data", AxisType.Explicit)
     ids = jax.device_put(jnp.array([3, 8, 3, 8]), NamedSharding(mesh, PartitionSpec("data")))
     worker = lambda ids: zen.RowSparseGradient.from_lookups(ids, jnp.ones((2, D)), V)
     split = jax.jit(jax.shard_map(worker, mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data")))
@@ -234,6 +234,20 @@ def test_synchronize_sums_rows(mode):
     np.testing.assert_allclose(fused.density, np.mean(distinct) / V, 1e-6)
     np.testing.assert_allclose(fused.density_reduced, len(np.unique(ids)) / V, 1e-6)
     assert fused.bytes_dense == 2 * (N - 1) * -(-V * D // N) * 4
+
+
+def test_another_seed_changes_no_row():
+    ids, rows = RNG.integers(0, V, (N, K)).astype(np.int32), integers(N, K, D)
+    assert_reduced(reduce_stack(ids, rows, V, op="sum", seed=2**32 - 1)[0], ids, rows, V)
+
+
+def test_bytes_are_those_of_the_messages():
+    """Of 12 rows on every worker each server has three: ids, values and a count, and the agreed size of the push."""
+    ids = np.tile(np.arange(12, dtype=np.int32), (N, 1))
+    _, info = reduce_stack(ids, integers(N, 12, WIDE), 1000, op="sum", dense_below=0)
+    message = 4 * (1 + 3 + 3 * WIDE)
+    assert float(info["table"].bytes_pushed[0]) == (N - 1) * (message + 8)
+    assert float(info["table"].bytes_pulled[0]) == (N - 1) * (message + 4)
 
 
 def test_axes_that_shard_map_leaves_to_the_compiler():

@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import oracle
 import pytest
 from cases import FLOATS, assert_same_bits, assert_same_values, held, listed, normal, special
 
 import zen_jax as zen
+from zen_jax import selection
 from zen_jax.sparse import concatenated
 
 pytestmark = [pytest.mark.promoting, pytest.mark.usefixtures("coarse_ladder")]  # optax relies on promotion
@@ -159,6 +161,7 @@ REDUCTIONS = {
     "auto": {},
     "zen": {"scheme": "zen", "capacity": (10, 200)},
     "murmur": {"scheme": "zen", "hash": "murmur"},
+    "another seed": {"scheme": "zen", "seed": 2**32 - 1},
     "a unit of its own": {"unit": 4},
     "agsparse": {"scheme": "agsparse"},
     "another scheme": {"scheme": "sparse_ps"},
@@ -188,6 +191,23 @@ def test_all_reduce_of_lists_that_are_full():
     reduced, info = harness.spmd(worker, "vmap", 3)(lists)
     assert info.dense_taken[0] == 1
     assert_same_bits(reduced, harness.all_reduce("vmap", 3)(stack))
+
+
+@pytest.mark.parametrize("scheme", ["zen", "auto", "agsparse"])
+def test_lists_that_are_cut_off(scheme):
+    """Elements that were counted and found no room neither travel nor make a step dense."""
+    n, size, room = 4, 2400, 100
+    stack = normal((n, size))
+    lists = jax.tree.map(lambda *parts: np.stack(parts), *(listed(x, room) for x in stack))
+
+    def worker(parts):
+        return zen.all_reduce(
+            zen.SparseGradient(*parts, (size,)), harness.AXIS, scheme=scheme, op="sum", return_info=True
+        )
+
+    reduced, info = harness.spmd(worker, "vmap", n)(lists)
+    assert_same_bits(reduced[0], oracle.ordered_sum(np.where(np.arange(size) < room, stack, np.float32(0))))
+    assert info.dense_taken[0] == 0
 
 
 @pytest.mark.parametrize("scheme", zen.schemes.names())
@@ -266,6 +286,36 @@ def test_fused_is_unfused_however_it_travels(options):
     assert_fused_is_unfused("top_k", **options)
 
 
+def test_one_threshold_for_all_shards():
+    """Listed or not: shards of a model axis have more of the largest elements, or fewer."""
+    gradients = normal((2, *SHAPE)) * np.float32([[[1]], [[3]]])
+
+    def sent(compact):
+        sparsifier = zen.dgc(0.01, model_axis="model", compact=compact)
+
+        def worker(gradient):
+            sent, state = sparsifier.update(gradient, sparsifier.init(gradient))
+            return sent.to_dense() if compact else sent, state
+
+        return jax.jit(jax.vmap(worker, axis_name="model"))(gradients)
+
+    fused, unfused = sent(True), sent(False)
+    jax.tree.map(assert_same_bits, fused, unfused)
+
+
+@pytest.mark.parametrize("size", [1087, selection.SAMPLED + 77])
+def test_pure_jax_lists_the_same(size, monkeypatch):
+    update, residual, velocity = (normal(size, seed) for seed in range(3))
+
+    def run():
+        listing = lambda u, r, v: zen.kernels.list_largest(u, r, 40, 45, room=30, velocity=v, momentum=0.9)
+        return harness.to_numpy(jax.jit(listing)(update, residual, velocity))
+
+    native = run()
+    monkeypatch.setattr("zen_jax._native.library", lambda *_: None)
+    jax.tree.map(assert_same_bits, run(), native)
+
+
 @every_sparsifier
 def test_more_that_is_not_finite_than_the_list_holds(name):
     """The first are sent, so that all workers see it; residual and velocity are finite, and the same as unfused."""
@@ -286,8 +336,9 @@ def test_profilers_take_lists():
     assert reduced.shape == (N, *SHAPE)
 
 
-def test_hierarchy():
-    options = {"intra_axis": "devices", "scheme": "dense_ordered"}
+@pytest.mark.parametrize("scheme", ["dense_ordered", "zen", "auto", "agsparse"])
+def test_hierarchy(scheme):
+    options = {"intra_axis": "devices", "scheme": scheme}
     chains = [
         optax.chain(zen.top_k(0.01, compact=compact), zen.synchronize("hosts", **options)) for compact in (True, False)
     ]

@@ -57,6 +57,12 @@ def test_schemes_and_sums(scheme):
         assert_trees_same(updates, jax.tree.map(lambda g: g.sum(axis=0), gradients))
 
 
+def test_under_dense_all_is_psum():
+    update = lambda tree: zen.synchronize(harness.AXIS, scheme="dense").update(tree, None)[0]
+    traced = str(jax.make_jaxpr(update, axis_env=[(harness.AXIS, N)])({"bias": jnp.ones(9), "table": jnp.ones((9, 4))}))
+    assert "psum" in traced and "all_to_all" not in traced
+
+
 @pytest.mark.parametrize(("bucket_bytes", "count"), [(1, 4), (40, 3), (128 << 20, 2)])
 def test_buckets_of_small_leaves(bucket_bytes, count):
     """However the small leaves are fused, by size or by dtype, each gets its own mean back."""
@@ -97,9 +103,7 @@ def test_a_plan_that_fuses_otherwise_keeps_the_structure_of_the_state():
 def test_fused_leaves_stay_copies_beside_shards_of_a_model_axis():
     """check_vma accepts a leaf as equal along the model axis, though another leaf of its bucket is not."""
     spec = jax.sharding.PartitionSpec
-    mesh = jax.make_mesh(
-        (2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:4]
-    )
+    mesh = harness.mesh((2, 2), ("data", "model"))
     gradients = {"shards": np.ones((2, 3, 4), np.float32), "copies": np.ones((2, 5), np.float32)}
     step = jax.shard_map(
         lambda g: zen.synchronize("data", op="sum").update(jax.tree.map(lambda x: x[0], g), None)[0],

@@ -166,7 +166,7 @@ def test_the_last_of_all_virtual_rows():
 
 def test_leaves_of_a_model_axis_travel_by_themselves():
     """What is equal along that axis stays known to be, or shard_map would refuse its out_specs."""
-    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    mesh = harness.mesh((2, 2), ("data", "model"))
 
     def worker(ids, whole, shard):
         gradients = merged([ids, ids], [whole, shard], ((9, 2), (9, 2)))
@@ -220,7 +220,7 @@ def test_info_is_shared_among_the_tables():
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @harness.coarse_ladder()
 def test_every_device_of_every_machine_is_a_worker(kind, check_vma):
-    mesh = jax.make_mesh((2, 2), ("machines", "devices"), axis_types=(kind,) * 2, devices=jax.devices()[:4])
+    mesh = harness.mesh((2, 2), ("machines", "devices"), kind)
     transform = zen.synchronize("machines", op="sum", intra_axis="devices")
     devices = PartitionSpec(("machines", "devices"))
     step = jax.shard_map(

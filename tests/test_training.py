@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import zen_jax as zen
+from zen_jax import training
 
 N = 4
 RNG = np.random.default_rng(0)
@@ -27,7 +28,7 @@ def loss_and_aux(params, tokens, targets):
 
 
 def mesh_of(axis_type=AxisType.Auto):
-    return jax.make_mesh((N,), ("data",), axis_types=(axis_type,), devices=jax.devices()[:N])
+    return harness.mesh(N, "data", axis_type)
 
 
 def assert_close(actual, expected):
@@ -55,6 +56,14 @@ def test_outside_jit_and_with_placed_inputs():
     batch = jax.device_put((TOKENS, TARGETS), NamedSharding(mesh, PartitionSpec("data")))
     params = jax.device_put(PARAMS, NamedSharding(mesh, PartitionSpec()))
     assert_close(jax.jit(step)(params, *batch), expected)
+
+
+def test_options_reach_synchronize(monkeypatch):
+    options = {"op": "sum", "scheme": "zen", "unit": 4, "bucket_bytes": 9, "dense_below": 7, "seed": 3}
+    given = {}
+    monkeypatch.setattr(training, "synchronize", lambda axis, **how: given.update(how) or zen.synchronize(axis, **how))
+    zen.value_and_grad(loss, mesh=mesh_of(), **options)
+    assert given == options | {"plan": None, "intra_axis": None}
 
 
 def test_sum():
@@ -162,7 +171,7 @@ def test_lookups_are_of_the_first_argument():
 def test_several_axes():
     """As a tuple, which `all_reduce` and `synchronize` also take."""
     axes = ("replica", "data")
-    mesh = jax.make_mesh((2, 2), axes, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    mesh = harness.mesh((2, 2), axes)
     step = zen.value_and_grad(loss, mesh=mesh, axis_name=axes, scheme="zen", dense_below=0)
     assert_close(jax.jit(step)(PARAMS, TOKENS, TARGETS), jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS))
     with pytest.raises(ValueError, match=r"axis_name='model' is unknown\. Use one of 'replica', 'data'"):

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
 import zen_jax as zen
 
@@ -113,7 +113,7 @@ def bfloat16_throughout(optimizer):
 
 def tensor_parallel(optimizer):
     """Tables split by columns over a model axis: shards are synchronised only over the workers."""
-    mesh = jax.make_mesh((N, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[: 2 * N])
+    mesh = harness.mesh((N, 2), (AXIS, "model"))
     shards = {"table": PartitionSpec(None, "model"), "w": PartitionSpec("model")}
     state_specs = jax.tree.map(
         lambda leaf: {(ROWS, WIDTH): shards["table"], (WIDTH,): shards["w"]}.get(leaf.shape, SHARED),
@@ -163,7 +163,7 @@ def test_zen_changes_no_bit(loop, expected):
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_sparcml_beside_an_axis_whose_devices_would_branch_differently(check_vma):
     """All devices of a program take one branch, because a permute waits for all of them."""
-    mesh = jax.make_mesh((N, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[: 2 * N])
+    mesh = harness.mesh((N, 2), (AXIS, "model"))
     gradients = RNG.integers(-3, 4, (N, 2, ROWS, WIDTH)).astype(np.float32)
     gradients[:, 1] *= RNG.random((N, ROWS, 1)) < 0.01  # one shard of the model is dense, the other sparse
     reduce = lambda x: zen.all_reduce(x[0, 0], AXIS, scheme="sparcml", op="sum", return_info=True)

@@ -165,10 +165,10 @@ def all_gather(x: Array, axis_name: AxisName) -> Array:
     """[...] to [n, ...], the same on every worker and typed as such where shard_map tracks it."""
     tracked = any(axis in varying(lax.axis_index(axis)) for axis in axis_names(axis_name))
     to = "invarying" if tracked else "varying"
-    whole = lambda x: lax.all_gather(x, axis_name, to=to)
-    # Two workers send to each other, more than two around a ring.
-    send = (lambda x: _in_parts(whole, x, 1, axis_name)) if axis_size(axis_name) == 2 else whole
-    return _send_bfloat16_as_uint16(send, x)
+    gather = lambda x: lax.all_gather(x, axis_name, to=to)
+    if axis_size(axis_name) == 2:
+        return _exchange(gather, x, 1, axis_name)
+    return _send_bfloat16_as_uint16(gather, x)  # around a ring
 
 
 def all_to_all(x: Array, axis_name: AxisName) -> Array:
@@ -176,8 +176,7 @@ def all_to_all(x: Array, axis_name: AxisName) -> Array:
     if not is_manual(axis_name):
         # Given a value that is the same for all of vmap's workers, JAX returns an array of another shape.
         x = jnp.where(lax.axis_index(axis_name) >= 0, x, x)
-    whole = lambda x: lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0)
-    return _send_bfloat16_as_uint16(lambda x: _in_parts(whole, x, len(x), axis_name), x)
+    return _exchange(lambda x: lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0), x, len(x), axis_name)
 
 
 def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> Array:
@@ -190,8 +189,12 @@ def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> 
         pairs = [*pairs, *idle]
     elif len(axis_names(axis_name)) > 1:
         axis_name, pairs = _in_mesh_order(axis_names(axis_name), pairs)
-    whole = lambda x: lax.ppermute(x, axis_name, pairs)
-    return _send_bfloat16_as_uint16(lambda x: _in_parts(whole, x, 1, axis_name), x)
+    return _exchange(lambda x: lax.ppermute(x, axis_name, pairs), x, 1, axis_name)
+
+
+def _exchange(collective: Callable[[Array], Array], x: Array, messages: int, axis_name: AxisName) -> Array:
+    """`collective(x)`, where x is that many messages, each from one worker straight to another."""
+    return _send_bfloat16_as_uint16(lambda x: _in_parts(collective, x, messages, axis_name), x)
 
 
 def _in_parts(collective: Callable[[Array], Array], x: Array, messages: int, axis_name: AxisName) -> Array:

@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 import time
-from typing import Any
 
 import horovod.torch as hvd
 import numpy as np
@@ -22,7 +21,7 @@ from benchmarks.problem import Problem
 ARRIVAL = 60.0  # seconds for process 0 to listen
 
 
-class Processes:
+class Processes(group.Group):
     """All processes of Horovod."""
 
     def __init__(self) -> None:
@@ -30,9 +29,6 @@ class Processes:
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         return hvd.allgather(torch.from_numpy(np.array(numbers, np.float64))[None]).numpy()
-
-    def at_rate(self, rate: str) -> dict[str, dict[str, Any]]:
-        return {}
 
 
 class Sparse(torch_gloo.Sparse):

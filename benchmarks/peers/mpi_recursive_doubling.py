@@ -7,7 +7,6 @@ dense, as zen_jax does.
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from benchmarks.problem import Problem
 Rows = tuple[np.ndarray, np.ndarray]  # indices int32 [k] in ascending order, values float32 [k, D]
 
 
-class Processes:
+class Processes(group.Group):
     """All processes of MPI's world."""
 
     def __init__(self) -> None:
@@ -31,11 +30,8 @@ class Processes:
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         return np.stack(MPI.COMM_WORLD.allgather(np.array(numbers, np.float64)))
 
-    def at_rate(self, rate: str) -> dict[str, dict[str, Any]]:
-        return {}
 
-
-class RecursiveDoubling:
+class RecursiveDoubling(group.Case):
     name = "MPI recursive doubling"
 
     def __init__(self, problem: Problem, rank: int) -> None:
@@ -47,9 +43,6 @@ class RecursiveDoubling:
 
     def dense(self, result: Rows) -> np.ndarray:
         return scattered(result, self.problem.touched.shape[-1])
-
-    def info(self, result: Any) -> dict[str, float]:
-        return {}
 
 
 class FromDense(RecursiveDoubling):

@@ -6,7 +6,6 @@ counts finding the non-zero rows of a dense gradient and making the sum dense, a
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from benchmarks import group
 from benchmarks.problem import Problem
 
 
-class Processes:
+class Processes(group.Group):
     """All processes of torch.distributed."""
 
     def __init__(self) -> None:
@@ -28,11 +27,8 @@ class Processes:
         dist.all_gather(every, mine)
         return np.stack([each.numpy() for each in every])
 
-    def at_rate(self, rate: str) -> dict[str, dict[str, Any]]:
-        return {}
 
-
-class Dense:
+class Dense(group.Case):
     name = "torch gloo dense"
 
     def __init__(self, problem: Problem, rank: int) -> None:
@@ -49,9 +45,6 @@ class Dense:
 
     def dense(self, result: torch.Tensor) -> np.ndarray:
         return result.numpy()
-
-    def info(self, result: torch.Tensor) -> dict[str, float]:
-        return {}
 
 
 class Sparse(Dense):

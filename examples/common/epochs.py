@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from examples.common.config import Config
-from examples.common.task import DataError
+from examples.common.errors import BadInput
 
 
 def shuffled(count: int, config: Config) -> Callable[[int, Sequence[int]], np.ndarray]:
     """chosen(step, workers) -> numbers below `count`, int64 [len(workers), batch].
 
     No two workers read the same example within an epoch, and each epoch has its own order; a remainder too small for
-    a step is left out of that epoch. Raises DataError if `count` examples are too few for one step.
+    a step is left out of that epoch. Raises BadInput if `count` examples are too few for one step.
     """
     whole = config.workers * config.batch
     steps = count // whole
     if not steps:
-        raise DataError(
+        raise BadInput(
             f"{count:,} training examples are too few for a step of {config.workers} workers x {config.batch}: "
             "give more data, or lower --workers or --batch"
         )

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from examples.common.task import DataError
+from examples.common.errors import BadInput
 
 Dataset = TypeVar("Dataset")
 
@@ -37,7 +37,7 @@ def digest(dataset: Any) -> str:
 def write(folder: Path, dataset: Any, options: Mapping[str, Any]) -> None:
     """Writes a data set that was read with `options`, into a folder that does not yet hold one."""
     if is_prepared(folder):
-        raise DataError(f"{folder} already holds a prepared data set: give another folder, or delete it")
+        raise BadInput(f"{folder} already holds a prepared data set: give another folder, or delete it")
     flat = _flat(dataset)
     arrays = {name: value for name, value in flat.items() if isinstance(value, np.ndarray)}
     about = {
@@ -54,24 +54,24 @@ def write(folder: Path, dataset: Any, options: Mapping[str, Any]) -> None:
 
 
 def opened(folder: Path, kind: type[Dataset], options: Mapping[str, Any]) -> tuple[Dataset, str]:
-    """A prepared data set, memory-mapped, and its digest; raises DataError if it is not one read with `options`."""
+    """A prepared data set, memory-mapped, and its digest; raises BadInput if it is not one read with `options`."""
     try:
         about = json.loads((folder / _ABOUT).read_text())
         if about["kind"] != _name(kind):
-            raise DataError(f"{folder} was prepared as {about['kind']}, but this example reads {_name(kind)}")
+            raise BadInput(f"{folder} was prepared as {about['kind']}, but this example reads {_name(kind)}")
         for name, wanted in options.items():
             if about["options"][name] != wanted:
                 option = f"--{name.replace('_', '-')}"
-                raise DataError(
+                raise BadInput(
                     f"{folder} was prepared with {option} {about['options'][name]}, but this run has {wanted}: "
                     f"give {option} {about['options'][name]}, or prepare the data again"
                 )
         arrays = {name: _mapped(folder / f"{name}.npy", *of_array) for name, of_array in about["arrays"].items()}
         return _built(kind, arrays | about["values"]), about["digest"]
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, DataError):
+        if isinstance(error, BadInput):
             raise
-        raise DataError(f"{folder} is damaged: {error}. Prepare the data again.") from error
+        raise BadInput(f"{folder} is damaged: {error}. Prepare the data again.") from error
 
 
 def _name(kind: type) -> str:

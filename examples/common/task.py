@@ -7,8 +7,6 @@ from typing import Any
 import jax
 import optax
 
-from examples.common.errors import BadInput
-
 PyTree = Any
 
 
@@ -55,7 +53,3 @@ class Task:
 
     synchronize: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Further options of `zen.synchronize`."""
-
-
-class DataError(BadInput):
-    """The data cannot be used; the message says why in one line."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from examples.common.task import DataError
+from examples.common.errors import BadInput
 
 EOS, UNK = "<eos>", "<unk>"
 _MAX_BYTES = 64 << 20  # read at most from the standard library
@@ -51,7 +51,7 @@ def load_corpus(data: Path | None, max_words: int) -> Corpus:
     train_files, valid_files = ([f for f in files if _is_named(f, kind)] for kind in ("train", "valid"))
     if data and data.is_dir() and bool(train_files) != bool(valid_files):
         there, missing = (train_files[0].name, "valid*") if train_files else (valid_files[0].name, "train*")
-        raise DataError(
+        raise BadInput(
             f"{data} has {there}, but no file named {missing}: add one, or rename {there} to have the last lines of "
             "every file held out"
         )
@@ -65,7 +65,7 @@ def load_corpus(data: Path | None, max_words: int) -> Corpus:
         parts = _hold_out([list(_lines(read(f, errors), WORD.findall)) for f in files])
     train, valid = ([*itertools.chain.from_iterable(itertools.chain.from_iterable(part))] for part in parts)
     if not train:
-        raise DataError(f"no words found in {source}")
+        raise BadInput(f"no words found in {source}")
     words = vocabulary(train, max_words)
     ids = {word: i for i, word in enumerate(words)}
     return Corpus(source, words, encode(train, ids), encode(valid, ids))
@@ -77,7 +77,7 @@ def streams(tokens: np.ndarray, workers: int, batch: int, unroll: int) -> np.nda
     length = len(tokens) // count
     if length <= unroll:
         needed = count * (unroll + 1)
-        raise DataError(
+        raise BadInput(
             f"the training text has {len(tokens):,} words, but {count:,} streams (workers x batch) of {unroll} + 1 "
             f"words need {needed:,}: give more text, or lower --workers, --batch or the words per step"
         )
@@ -98,10 +98,10 @@ def _find_files(data: Path | None) -> tuple[str, list[Path]]:
         files = [path for path, total in zip(files, sizes, strict=True) if total <= _MAX_BYTES]
         return f"Python's standard library ({root})", files
     if not data.exists():
-        raise DataError(f"{data} does not exist")
+        raise BadInput(f"{data} does not exist")
     files = [data] if data.is_file() else _text_files(data)
     if not files:
-        raise DataError(f"{data} holds no text files ({_KINDS}, or any of these with .gz)")
+        raise BadInput(f"{data} holds no text files ({_KINDS}, or any of these with .gz)")
     return str(data), files
 
 
@@ -118,7 +118,7 @@ def _text_files(root: Path) -> list[Path]:
     try:
         return sorted(filter(wanted, root.rglob("*")), key=lambda path: path.relative_to(root).as_posix())
     except OSError as error:
-        raise DataError(f"cannot list {root}: {error.strerror}") from error
+        raise BadInput(f"cannot list {root}: {error.strerror}") from error
 
 
 def _is_named(path: Path, kind: str) -> bool:
@@ -131,9 +131,9 @@ def read(path: Path, errors: str = "strict") -> str:
         raw = path.read_bytes()
         return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8", errors)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text: byte 0x{error.object[error.start]:02x} at {error.start}") from error
+        raise BadInput(f"{path} is not UTF-8 text: byte 0x{error.object[error.start]:02x} at {error.start}") from error
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise BadInput(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _lines(text: str, split) -> Iterator[list[str]]:

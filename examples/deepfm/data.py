@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from examples.common.errors import BadInput
 from examples.common.synthetic import zipf
-from examples.common.task import DataError
 
 _TRAIN, _VALID = 0, 1  # in `split`
 _SYNTHETIC_FIELDS = np.geomspace(4, 32_000, 24).astype(int)  # how many values each has
@@ -34,7 +34,7 @@ class Dataset:
 
 
 def load(folder: Path | None, seed: int) -> Dataset:
-    """The data set in `folder`, or a synthetic one; raises DataError if it cannot be used."""
+    """The data set in `folder`, or a synthetic one; raises BadInput if it cannot be used."""
     return synthetic(seed) if folder is None else _read(folder / "data.npz")
 
 
@@ -73,15 +73,15 @@ def _read(path: Path) -> Dataset:
             _check("label", labels, (labels == 0) | (labels == 1), "0 or 1")
             fields = [_whole(f"f_{name}", data[f"f_{name}"]) for name in names]
     except OSError as error:
-        raise DataError(f"{expected}, which cannot be read: {error.strerror or error}") from error
+        raise BadInput(f"{expected}, which cannot be read: {error.strerror or error}") from error
     except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{expected}, with label, split, field_names, cardinality and f_<field>: {error}") from error
+        raise BadInput(f"{expected}, with label, split, field_names, cardinality and f_<field>: {error}") from error
     if len(fields) != len(cardinality) or any(field.shape != labels.shape for field in [split, *fields]):
-        raise DataError(f"{expected}, with a cardinality and one id per example for each field, but lengths differ")
+        raise BadInput(f"{expected}, with a cardinality and one id per example for each field, but lengths differ")
     for name, field, values in zip(names, fields, cardinality, strict=True):
         if field.size and not 0 <= field.min() <= field.max() < values:
             found = f"they range from {field.min()} to {field.max()}"
-            raise DataError(f"{expected}, with ids of f_{name} from 0 to {values - 1}, but {found}")
+            raise BadInput(f"{expected}, with ids of f_{name} from 0 to {values - 1}, but {found}")
     labels = labels.astype(np.float32)
     rows = (np.stack(fields, axis=1) + np.cumsum(cardinality) - cardinality).astype(np.int32)
     train, valid = (Examples(rows[split == part], labels[split == part]) for part in (_TRAIN, _VALID))

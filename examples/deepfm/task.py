@@ -17,12 +17,12 @@ _AT_ONCE = 4096  # validation examples scored together
 
 
 def load(config: Config) -> data.Dataset:
-    """The examples; raises DataError if they cannot be used."""
+    """The examples; raises BadInput if they cannot be used."""
     return data.load(config.data, config.seed)
 
 
 def click_through(config: Config, dataset: data.Dataset) -> Task:
-    """Makes the model; raises DataError if there are too few examples."""
+    """Makes the model; raises BadInput if there are too few examples."""
     train, fields = dataset.train, dataset.train.rows.shape[1]
     chosen = shuffled(len(train.labels), config)
     model = DeepFM(dataset.rows, fields, config.dim, config.hidden, rngs=nnx.Rngs(config.seed))

@@ -16,12 +16,12 @@ from examples.lm.model import Carry, LanguageModel, initial_carry
 
 
 def load(config: Config) -> text.Corpus:
-    """The text; raises DataError if it cannot be used."""
+    """The text; raises BadInput if it cannot be used."""
     return text.load_corpus(config.data, config.vocab)
 
 
 def language_modelling(config: Config, corpus: text.Corpus) -> Task:
-    """Makes the model; raises DataError if there is too little text."""
+    """Makes the model; raises BadInput if there is too little text."""
     vocab = len(corpus.words)
     streams = text.streams(corpus.train, config.workers, config.batch, config.unroll)
     graph, params = nnx.split(LanguageModel(vocab, config.dim, config.hidden, rngs=nnx.Rngs(config.seed)))

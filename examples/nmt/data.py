@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from examples.common import text
+from examples.common.errors import BadInput
 from examples.common.synthetic import zipf
-from examples.common.task import DataError
 
 EOS = 0
 """Ends a sentence, pads it, and starts a translation."""
@@ -56,21 +56,21 @@ def _find(data: Path, kind: str) -> Path:
     for name in (f"{kind}.tsv", f"{kind}.tsv.gz"):
         if (data / name).is_file():
             return data / name
-    raise DataError(f"{data} has neither {kind}.tsv nor {kind}.tsv.gz: expected lines of 'source<TAB>target'")
+    raise BadInput(f"{data} has neither {kind}.tsv nor {kind}.tsv.gz: expected lines of 'source<TAB>target'")
 
 
 def _read(path: Path, length: int) -> Languages:
     pairs = [_pair(path, *line) for line in enumerate(text.read(path).removesuffix("\n").split("\n"), 1)]
     short = [pair for pair in pairs if max(map(len, pair)) <= length]
     if not short:
-        raise DataError(f"{path} has {len(pairs):,} sentence pairs, but none of at most {length} words (--length)")
+        raise BadInput(f"{path} has {len(pairs):,} sentence pairs, but none of at most {length} words (--length)")
     return tuple(zip(*short, strict=True))
 
 
 def _pair(path: Path, number: int, line: str) -> list[list[str]]:
     sentences = [text.WORD.findall(column) for column in line.split("\t")]
     if len(sentences) != 2 or not all(sentences):
-        raise DataError(f"{path}, line {number}: expected 'source<TAB>target', but found {line[:40]!r}")
+        raise BadInput(f"{path}, line {number}: expected 'source<TAB>target', but found {line[:40]!r}")
     return sentences
 
 

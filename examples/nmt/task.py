@@ -20,12 +20,12 @@ _VALID = 8, 64  # batches, and pairs in each
 
 
 def load(config: Config) -> data.Bitext:
-    """The sentence pairs; raises DataError if the files cannot be used."""
+    """The sentence pairs; raises BadInput if the files cannot be used."""
     return data.load(config.data, config.vocab, config.length, config.seed)
 
 
 def translation(config: Config, bitext: data.Bitext) -> Task:
-    """Makes the model; raises DataError if there are too few pairs."""
+    """Makes the model; raises BadInput if there are too few pairs."""
     chosen = shuffled(len(bitext.train.source), config)
     graph, params = nnx.split(Translator(*bitext.vocab, config.dim, config.hidden, rngs=nnx.Rngs(config.seed)))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from examples.common.errors import BadInput
 from examples.common.synthetic import zipf
-from examples.common.task import DataError
 from examples.common.text import EOS, encode, read, vocabulary
 
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -38,7 +38,7 @@ class Dataset:
 
 
 def load(folder: Path | None, vocab: int, length: int, seed: int) -> Dataset:
-    """The data set in `folder`, or a synthetic one; raises DataError if it cannot be used."""
+    """The data set in `folder`, or a synthetic one; raises BadInput if it cannot be used."""
     return synthetic(vocab, length, seed) if folder is None else _goemotions(folder, vocab, length)
 
 
@@ -91,7 +91,7 @@ def _lines(path: Path, labels: int) -> list[tuple[list[str], list[int]]]:
     for number, line in enumerate(read(path).removesuffix("\n").split("\n"), 1):
         true, tab, text = line.partition("\t")
         if not (tab and all(label.isdecimal() and int(label) < labels for label in true.split(","))):
-            raise DataError(
+            raise BadInput(
                 f"{path}, line {number}: expected label ids below {labels} (the lines of labels.txt), comma-separated, "
                 f"a tab and a text, but found {line[:40]!r}"
             )

@@ -17,12 +17,12 @@ _AT_ONCE = 1024  # validation comments classified together
 
 
 def load(config: Config) -> data.Dataset:
-    """The comments; raises DataError if they cannot be used."""
+    """The comments; raises BadInput if they cannot be used."""
     return data.load(config.data, config.vocab, config.length, config.seed)
 
 
 def classification(config: Config, dataset: data.Dataset) -> Task:
-    """Makes the model; raises DataError if there are too few comments."""
+    """Makes the model; raises BadInput if there are too few comments."""
     train, labels = dataset.train, dataset.train.targets.shape[1]
     chosen = shuffled(len(train.words), config)
     model = Classifier(dataset.vocab, config.dim, config.hidden, labels)

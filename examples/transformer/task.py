@@ -18,7 +18,7 @@ _MOMENTUM, _CLIP_NORM = 0.9, 1.0
 
 
 def load(config: Config) -> text.Corpus:
-    """The text; raises DataError if it cannot be used."""
+    """The text; raises BadInput if it cannot be used."""
     return text.load_corpus(config.data, config.vocab)
 
 

@@ -20,7 +20,7 @@ import zen_jax as zen
 from zen_jax.cli import bench_report, gradients, launch, output, workers
 from zen_jax.cli import options as shared
 from zen_jax.cli.timing import time_cases
-from zen_jax.planning.cluster import GBPS, LATENCY_US
+from zen_jax.planning.cluster import GBPS, LATENCY_US, even_hosts
 
 EXAMPLES = """  zen-jax bench --workers 4
   zen-jax bench --workers 8 --density 0.001 --rows 100000 --columns 256 --plot bench.png
@@ -83,7 +83,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="latency to estimate with (default: measured)",
     )
     parser.add_argument(
-        "--save-cluster", type=output.writable, metavar="FILE", help="write the links and kernels, for plan --cluster"
+        "--save-cluster",
+        type=Path,
+        metavar="FILE",
+        help="write the links, and the kernels if measured, for plan --cluster",
     )
     output.add_json(parser)
     output.add_plot(parser)
@@ -149,12 +152,12 @@ def _bench(
     links = {"gbps": options.gbps, "latency_us": options.latency_us}
     counted = options.interface is not None
     zen.check_agreement(profile=profile, schemes=schemes, repeats=options.repeats, interface_given=counted, **links)
-    processes = jax.process_count()
     if options.gbps is None:
         say("measuring links and kernels")
         cluster = zen.calibrate(mesh, workers.AXIS)
     else:
-        cluster = zen.Cluster(processes, mesh.size // processes, options.gbps, latency_us=options.latency_us)
+        hosts = even_hosts(mesh.size, jax.process_count())
+        cluster = zen.Cluster(*hosts, options.gbps, latency_us=options.latency_us)
     if options.save_cluster and jax.process_index() == 0:
         with output.writing(options.save_cluster):
             cluster.save(options.save_cluster)

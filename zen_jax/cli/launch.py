@@ -57,7 +57,7 @@ def run_on(hosts: Sequence[str], arguments: Sequence[str]) -> None:
         share_cores()
     try:
         for index, host in enumerate(hosts):
-            command = [sys.executable, "-m", "zen_jax.cli", subcommand, "--launch-index", str(index), *options]
+            command = [sys.executable, "-P", "-m", "zen_jax.cli", subcommand, "--launch-index", str(index), *options]
             outputs.append(tempfile.TemporaryFile())
             streams = {"stdout": outputs[-1], "stderr": subprocess.STDOUT} if index else {}
             command = command if host == LOCAL else _over_ssh(host, command)

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return DONE
     options.arguments = arguments  # for the same command on other hosts
     try:
-        output.check_apart(options)
+        output.check_files(options)
         output.show(COMMANDS[options.command].run(options), options)
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

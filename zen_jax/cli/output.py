@@ -27,7 +27,7 @@ def add_json(parser: argparse.ArgumentParser, *aliases: str) -> None:
     """Adds --json, with other names for it where other subcommands read the file."""
     meaning = "write the result as JSON; - for standard output, with nothing else there"
     how = {"dest": "json", "action": "append", "default": [], "metavar": "FILE"}
-    parser.add_argument(*aliases, "--json", type=_json_file, **how, help=meaning)
+    parser.add_argument(*aliases, "--json", **how, help=meaning)
 
 
 def add_plot(parser: argparse.ArgumentParser) -> None:
@@ -35,19 +35,29 @@ def add_plot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=_figure_file, metavar="FILE", help="draw the result as .png, .pdf or .svg")
 
 
-def check_apart(options: argparse.Namespace) -> None:
-    """Raises a ValueError if a file to be written is also to be read, or would be written twice."""
+def check_files(options: argparse.Namespace) -> None:
+    """Raises a ValueError if a file to be written cannot be, is also to be read, or would be written twice.
+
+    At once rather than after long work. Of several processes only the first writes: others need no folder for it.
+    """
 
     def files(*names: str) -> list[str | Path]:
         given = (getattr(options, name, None) for name in names)
         return [file for some in given if some for file in (some if isinstance(some, list) else [some])]
 
     taken = dict.fromkeys((Path(file).resolve() for file in files("gradients", "profile", "cluster")), "also an input")
+    is_first = not (getattr(options, "launch_index", None) or getattr(options, "process_id", None))
     for file in files("json", "plot", "save_cluster"):
+        if file == STDOUT:
+            continue
+        if is_first:
+            _check_writable(Path(file))
         path = Path(file).resolve()
-        if path in taken and file != STDOUT:
+        if path in taken:
             raise ValueError(f"{file} is {taken[path]}, and writing would replace it. Give another file.")
         taken[path] = "already an output"
+    if is_first and files("plot") and find_spec("matplotlib") is None:
+        raise ValueError("figures need matplotlib, which is not installed: pip install matplotlib")
 
 
 def show(result: Result | None, options: argparse.Namespace) -> None:
@@ -108,31 +118,20 @@ def _draw(result: Result, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _json_file(word: str) -> str:
-    if word != STDOUT:
-        writable(word)
-    return word  # a path would make "./-" standard output
-
-
 def _figure_file(word: str) -> Path:
-    path = writable(word)
+    path = Path(word)
     if path.suffix.lower() not in FIGURES:
         raise argparse.ArgumentTypeError(f"{word!r} must end in one of {', '.join(FIGURES)}")
-    if find_spec("matplotlib") is None:
-        raise argparse.ArgumentTypeError("figures need matplotlib, which is not installed: pip install matplotlib")
     return path
 
 
-def writable(word: str) -> Path:
-    """A path to write, refused at once rather than after long work."""
-    path = Path(word)
+def _check_writable(path: Path) -> None:
     try:
         if path.is_dir():
-            raise argparse.ArgumentTypeError(f"{word!r} is a folder, not a file")
+            raise ValueError(f"{str(path)!r} is a folder. Give a file.")
         if not path.parent.is_dir():
-            raise argparse.ArgumentTypeError(f"{word!r} cannot be written: there is no folder {str(path.parent)!r}")
+            raise ValueError(f"{path} cannot be written: there is no folder {str(path.parent)!r}. Make it first.")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise argparse.ArgumentTypeError(f"{word!r} cannot be written: permission denied")
+            raise ValueError(f"{path} cannot be written: permission denied. Give another file.")
     except OSError as error:
-        raise argparse.ArgumentTypeError(f"{word!r} cannot be written: {error.strerror}") from error
-    return path
+        raise ValueError(f"{path} cannot be written: {error.strerror}. Give another file.") from error

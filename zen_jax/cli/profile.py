@@ -10,6 +10,7 @@ from typing import Any
 import zen_jax as zen
 from zen_jax._typing import Unit
 from zen_jax.cli import gradients, output
+from zen_jax.cli.options import at_least
 
 EXAMPLES = """  zen-jax profile gradients.npz
   zen-jax profile step1.npz step2.npz --save profile.json --plot sparsity.png
@@ -25,6 +26,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=_unit,
         help="measure only this unit: element, row, auto or a number of columns (default: several)",
     )
+    parser.add_argument(
+        "--devices-per-host",
+        type=at_least(1),
+        default=1,
+        metavar="N",
+        help="devices that share each slice, the sum of a host's (default: %(default)s)",
+    )
     output.add_json(parser, "--save")
     output.add_plot(parser)
 
@@ -32,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> output.Result:
     steps = gradients.read(options.gradients)
     output.say(f"profiling the gradients of {gradients.workers(steps[0])} workers")
-    profile = zen.profile(*steps, unit=options.unit)
+    profile = zen.profile(*steps, unit=options.unit, devices_per_host=options.devices_per_host)
     return output.Result(str(profile), profile.to_json(), lambda figure: _draw(profile, figure))
 
 

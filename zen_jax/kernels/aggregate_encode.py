@@ -47,8 +47,8 @@ def aggregate_encode(
     check_messages(positions, values, counts, size, divisor)
     errors.check_capacity(capacity)
     n, room, *row = values.shape
-    rows = values.reshape(n, room, *(row or (1,)))
-    width, itemsize = rows.shape[2], values.dtype.itemsize
+    rows = jnp.asarray(values).reshape(n, room, *(row or (1,)))
+    width, itemsize = rows.shape[2], rows.dtype.itemsize
 
     words, units, count = custom_call_or(
         lambda *messages: reference(*messages, size, capacity, divisor=divisor),

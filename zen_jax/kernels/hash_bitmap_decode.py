@@ -39,8 +39,8 @@ def hash_bitmap_decode(words: Array, values: Array, size: int, *, seed: int = 0)
     n, capacity, *row = values.shape
     errors.check_shape("words", words.shape, (n, bitmap_words(-(-size // n))))
     errors.check_dtype("words", words.dtype, jnp.uint32)
-    rows = values.reshape(n, capacity, *(row or (1,)))
-    width, itemsize = rows.shape[2], values.dtype.itemsize
+    rows = jnp.asarray(values).reshape(n, capacity, *(row or (1,)))
+    width, itemsize = rows.shape[2], rows.dtype.itemsize
     (x,) = custom_call_or(
         lambda words, rows: (reference(words, rows, size, seed=seed),),
         "zen_hash_bitmap_decode",

@@ -34,8 +34,8 @@ def hash_bitmap_encode(shard: Array, capacity: int) -> tuple[Array, Array, Array
     errors.check_rank("shard", shard.shape, (1, 2))
     errors.check_capacity(capacity)
     size, *row = shard.shape
-    rows = shard.reshape(size, *(row or (1,)))
-    width, itemsize = rows.shape[1], shard.dtype.itemsize
+    rows = jnp.asarray(shard).reshape(size, *(row or (1,)))
+    width, itemsize = rows.shape[1], rows.dtype.itemsize
     words, values, count = custom_call_or(
         lambda rows: reference(rows, capacity),
         "zen_hash_bitmap_encode",

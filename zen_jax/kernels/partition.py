@@ -43,8 +43,8 @@ def partition(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array,
     errors.check_capacity(capacity)
     errors.check_rank("x", x.shape, (1, 2))
     units, *row = x.shape
-    rows = x.reshape(units, *(row or (1,)))
-    width, itemsize = rows.shape[1], x.dtype.itemsize
+    rows = jnp.asarray(x).reshape(units, *(row or (1,)))
+    width, itemsize = rows.shape[1], rows.dtype.itemsize
     positions, values, counts = custom_call_or(
         lambda rows: reference(rows, n, capacity, seed=seed),
         "zen_partition",

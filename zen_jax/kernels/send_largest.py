@@ -129,6 +129,7 @@ def _send(
     room: int | None = None,
 ) -> tuple[tuple[Array, ...], Array, Array | None]:
     """What is sent, as ([...],) or, with `room`, as a list; and the new residual and velocity."""
+    update = jnp.asarray(update)
     check_leaf(update, residual, velocity)
     least, most = _bounds(least, most, update.size)
     scale = jnp.ones((), residual.dtype) if scale is None else scale

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from zen_jax import _axis, kernels
 from zen_jax._sums import sum_in_order
 from zen_jax._typing import Array, AxisName
-from zen_jax.planning.cluster import COLLECTIVES, Cluster, KernelCost, Link, collective_steps
+from zen_jax.planning.cluster import COLLECTIVES, Cluster, KernelCost, Link, collective_steps, even_hosts
 
 SMALL, MEDIUM, LARGE = 4, 1 << 20, 1 << 26  # bytes that a worker sends in one collective; SMALL shows latency alone
 CALL_SECONDS = 0.4  # limit for a call: slow links get smaller messages, distant hosts fewer in a row
@@ -57,7 +57,7 @@ def calibrate(mesh: Mesh, axis_name: AxisName = "data", intra_axis: AxisName | N
     max_over_processes = _make_max_over_processes(mesh)
     _axis.combined_axes(axis_name, intra_axis)
     processes = len({device.process_index for device in mesh.devices.flat})
-    hosts, devices = (processes, n // processes) if n % processes == 0 else (n, 1)
+    hosts, devices = even_hosts(n, processes)
     if intra_axis is not None:
         hosts, devices = n, _axis.mesh_size(mesh, intra_axis, "intra_axis")
         inside = _measure_links(mesh, intra_axis, max_over_processes, ("psum",))

@@ -147,7 +147,8 @@ class Cluster(JsonDocument):
         crossing = nbytes * outside_share * devices if collective in _POINT_TO_POINT else nbytes * (self.hosts > 1)
         staying = nbytes * (1 - outside_share)
         transfer = max(_transfer(crossing, self.inter_gbps), _transfer(staying, inside))
-        return steps * self.latency_us * 1e-6 + transfer
+        latency_us = self.latency_us if outside_share else self._latency_inside_us
+        return steps * latency_us * 1e-6 + transfer
 
     def seconds_inside(self, nbytes: float) -> float:
         """Time to reduce-scatter and all-gather a dense tensor of `nbytes` bytes among the devices of each machine."""
@@ -156,8 +157,11 @@ class Cluster(JsonDocument):
             return 0.0
         steps = 2 * math.ceil(math.log2(devices))
         moved = 2 * (devices - 1) / devices * nbytes
-        latency_us = self.latency_us if self.intra_latency_us is None else self.intra_latency_us
-        return steps * latency_us * 1e-6 + _transfer(moved, self.intra_gbps or self.inter_gbps)
+        return steps * self._latency_inside_us * 1e-6 + _transfer(moved, self.intra_gbps or self.inter_gbps)
+
+    @property
+    def _latency_inside_us(self) -> float:
+        return self.latency_us if self.intra_latency_us is None else self.intra_latency_us
 
     def seconds_computing(self, kernel: str, dense: float, nonzero: float, n: int) -> float:
         """Time of one kernel on a tensor of `dense` and `nonzero` bytes (see `KernelCost`); 0 if not measured."""
@@ -174,6 +178,15 @@ class Cluster(JsonDocument):
         if len(rates) < len(COLLECTIVES):
             rates.append(self.inter_gbps if self.hosts > 1 else self.intra_gbps or self.inter_gbps)
         return max(rates)
+
+
+def even_hosts(workers: int, processes: int) -> tuple[int, int]:
+    """Hosts and devices of each: the processes', or as many hosts as workers if processes differ in their devices.
+
+    >>> even_hosts(workers=8, processes=4), even_hosts(workers=5, processes=2)
+    ((4, 2), (5, 1))
+    """
+    return (processes, workers // processes) if workers % processes == 0 else (workers, 1)
 
 
 def check_cluster(cluster: Any) -> None:

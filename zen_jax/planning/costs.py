@@ -222,7 +222,10 @@ def _agsparse(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
 
 
 def _sparcml(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
-    """Equation 2, with partial sums in their accumulation dtype; dense once two of them could fill the dense tensor."""
+    """Equation 2, with partial sums in their accumulation dtype; dense once two of them could fill the dense tensor.
+
+    Every sum counts as full as the fullest of its stage: workers that differ much may go on sparse, and send less.
+    """
     dtype = np.dtype(accumulator_dtype(np.dtype(leaf.dtype)))
     unit_bytes = unit.width * dtype.itemsize
     whole = unit.units * unit_bytes

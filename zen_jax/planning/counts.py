@@ -34,8 +34,8 @@ class Counts(NamedTuple):
     co_touched: Array  # [n, n] units that workers i and j both touch; on the diagonal those of worker i
     sharers: Array  # [n] units that exactly 1, 2, ..., n workers touch
     partial_sums: Array  # [K] most units that one of recursive doubling holds, by stage of `_partial_sums`
-    push: Array  # [] units in the fullest message to a hashed server
-    pull: Array  # [] units in the fullest shard of a hashed server
+    push: Array  # [] units in the fullest message to a hashed server; as many times a device's as share it
+    pull: Array  # [] units in the fullest shard of a hashed server, likewise
     contiguous_push: Array  # [] as push, if server j owns the j-th of n equal ranges of units
     contiguous_pull: Array  # []
     skewness: Array  # float32 [len(partitions(n))] mean over workers; 0 if no worker has a non-zero
@@ -122,13 +122,14 @@ def _coarser(words: Array, ratio: int) -> Array:
     return jnp.pad(bits, (0, -bits.size % ratio)).reshape(-1, ratio).any(axis=1)
 
 
-def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list[Counts]:
+def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int, devices: int = 1) -> list[Counts]:
     """Counts of gradients over a named axis, in three collectives for any number of gradients.
 
     Args:
       bitmaps: what this worker touched, for each gradient and unit.
       axis_name: the workers' axis.
       seed: seed of the tile rotation.
+      devices: how many share a worker's units, as in `zen_jax.schemes.hierarchy`.
 
     Returns:
       Counts for each bitmap. Those of a sample cover only the sample, and their `push` and `pull` are 0: positions in a
@@ -153,7 +154,7 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list
     def count_my_messages(bitmap: Touched, words: Array, segments: Array, received: Array) -> dict[str, Array]:
         return {
             "union": _partial_sums(received)[-1][0],
-            "push": _zero() if bitmap.sampled else _fullest_hashed(bitmap.bits, n, seed),
+            "push": _zero() if bitmap.sampled else _fullest_hashed(bitmap.bits, n, seed, devices),
             "segments": segments,
             "total": _popcount(words),
             "touched": bitmap.in_all if bitmap.sampled else _popcount(words),
@@ -169,7 +170,10 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int) -> list
     every = unpack(_axis.all_gather(pack(mine), axis_name), mine)
     unions = [of_bitmap["union"].reshape(-1) for of_bitmap in every]
     pulls = _fullest_segments(unions, sizes, np.asarray([n]))[:, 0]
-    return [_counts(*each, every_partition, seed) for each in zip(bitmaps, summed, every, unions, pulls, strict=True)]
+    return [
+        _counts(*each, every_partition, seed, devices)
+        for each in zip(bitmaps, summed, every, unions, pulls, strict=True)
+    ]
 
 
 def pack(tree: Any) -> Array:
@@ -197,6 +201,7 @@ def _counts(
     contiguous_pull: Array,
     parts: np.ndarray,
     seed: int,
+    devices: int,
 ) -> Counts:
     """Counts from the sums over all units and from every worker's own values [n, ...]."""
     units, n = bitmap.bits.size, every["push"].size
@@ -210,7 +215,7 @@ def _counts(
         sharers=summed["sharers"],
         partial_sums=jnp.stack([jnp.max(group) for group in summed["partial_sums"]]),
         push=jnp.max(every["push"]),
-        pull=_zero() if bitmap.sampled else _fullest_hashed(unpack_bits(union)[:units], n, seed),
+        pull=_zero() if bitmap.sampled else _fullest_hashed(unpack_bits(union)[:units], n, seed, devices),
         contiguous_push=jnp.max(every["segments"][:, parts.tolist().index(n)]),
         contiguous_pull=contiguous_pull,
         skewness=jnp.sum(skewness, axis=0) / having,
@@ -218,9 +223,10 @@ def _counts(
     )
 
 
-def _fullest_hashed(bits: Array, n: int, seed: int) -> Array:
-    """Most set bits that any of n hashed servers owns."""
-    return jnp.max(kernels.partition(bits.astype(jnp.float32), n, 1, seed=seed)[2])
+def _fullest_hashed(bits: Array, n: int, seed: int, devices: int) -> Array:
+    """Most set bits that any of n hashed servers owns of any device's share, times the number of devices."""
+    shares = jnp.pad(bits, (0, -bits.size % devices)).reshape(-1, devices).T.astype(jnp.float32)
+    return devices * jnp.max(jax.vmap(lambda share: kernels.partition(share, n, 1, seed=seed)[2])(shares))
 
 
 def _zero() -> Array:
@@ -261,12 +267,12 @@ def _fullest_segments(bitmaps: Sequence[Array], units: Sequence[int], parts: np.
     return jnp.max(jnp.diff(before, axis=-1), axis=-1)
 
 
-@jax.jit(static_argnames=("widths", "seed"))
-def count_stacked(stacked: Array, *, widths: tuple[int, ...], seed: int) -> dict[int, Counts]:
+@jax.jit(static_argnames=("widths", "seed", "devices"))
+def count_stacked(stacked: Array, *, widths: tuple[int, ...], seed: int, devices: int) -> dict[int, Counts]:
     """Counts of all units of stacked gradients [n, ...], by width: one worker per slice, emulated on this device."""
 
     def worker(x: Array) -> dict[int, Counts]:
         found = touched(x, dict.fromkeys(widths))
-        return dict(zip(found, count(list(found.values()), "workers", seed=seed), strict=True))
+        return dict(zip(found, count(list(found.values()), "workers", seed=seed, devices=devices), strict=True))
 
     return jax.tree.map(lambda of_workers: of_workers[0], jax.vmap(worker, axis_name="workers")(stacked))

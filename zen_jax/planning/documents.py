@@ -11,7 +11,8 @@ import numpy as np
 VERSION = 1
 Entry = TypeVar("Entry")
 
-_INVALID = (KeyError, TypeError, AttributeError, ValueError)  # what reading a document raises that is not valid
+# What reading a document raises that is not valid.
+_INVALID = (KeyError, TypeError, AttributeError, ValueError, ArithmeticError)
 
 
 class JsonDocument:

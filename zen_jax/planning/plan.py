@@ -58,7 +58,7 @@ class LeafPlan(Route):
                 raise TypeError("a string has no numbers of units")
             capacity = None if capacity is None else tuple(capacity)
             plain = {"shape": tuple(self.shape), "dtype": str(dtype), "capacity": capacity}
-        except TypeError as error:
+        except (TypeError, SyntaxError) as error:  # which NumPy's parser of dtypes raises as well
             raise ValueError(f"{self} has an invalid shape, dtype or capacity: {error}.") from error
         errors.check_float("dtype", dtype)
         for name, value in plain.items():

@@ -19,7 +19,7 @@ from zen_jax.trees import is_sparse_leaf, named_leaves
 from zen_jax.units import check_unit, unit_width
 
 
-def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> SparsityProfile:
+def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0, devices_per_host: int = 1) -> SparsityProfile:
     """Profiles the sparsity of the gradients of one or more steps.
 
     Args:
@@ -27,6 +27,8 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
       unit: as in `zen_jax.all_reduce`, to measure only that unit; None for single elements, whole rows, blocks of
         columns down to the width that "auto" takes, and blocks of 256 elements.
       seed: seed of the tile rotation.
+      devices_per_host: devices of a host that add up their gradients first and each send a share (`intra_axis`); every
+        slice is then the sum of one host.
 
     Returns:
       A SparsityProfile, exact for these gradients. Of a leaf, steps in which a sample finds NaN or infinities are left
@@ -34,7 +36,7 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
 
     Raises:
       ValueError: for no steps, steps of different trees, leaves that share no leading axis, are not floats or have
-        no values (inside jit), or more workers than elements.
+        no values (inside jit), more workers than elements, or `devices_per_host` below 1.
 
     >>> import jax.numpy as jnp
     >>> gradients = jnp.zeros((4, 1000, 64)).at[:, :20].set(1.0)  # four workers, each touched the first 20 rows
@@ -45,6 +47,7 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
     Source: ZEN (OSDI 2025), section 2.1.
     """
     errors.check_seed(seed)
+    errors.check_at_least("devices_per_host", devices_per_host, 1)
     if unit is not None:
         check_unit(unit)
     if not steps:
@@ -81,12 +84,11 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0) -> Sparsity
     divided, leaves = any(not _left_out(leaf, unit) for _, leaf in measured[0]), {}
     for of_steps in zip(*measured, strict=True):
         name, stacked = of_steps[0]
-        widths = () if _left_out(stacked, unit if divided else None) else candidate_widths(stacked.shape[1:], n, unit)
-        counted = [
-            jax.device_get(count_stacked(_as_counted(leaf), widths=widths, seed=seed)) if widths else {}
-            for _, leaf in of_steps
-        ]
-        leaves[name] = leaf_profile(stacked.shape[1:], stacked.dtype, counted)
+        shape, left_out = stacked.shape[1:], _left_out(stacked, unit if divided else None)
+        widths = () if left_out else candidate_widths(shape, n * devices_per_host, unit)
+        how = {"widths": widths, "seed": seed, "devices": devices_per_host}
+        counted = [jax.device_get(count_stacked(_as_counted(leaf), **how)) if widths else {} for _, leaf in of_steps]
+        leaves[name] = leaf_profile(shape, stacked.dtype, counted, devices_per_host)
     return SparsityProfile(n, leaves, seed, len(steps))
 
 
@@ -121,7 +123,9 @@ def candidate_widths(shape: tuple[int, ...], n: int, unit: Unit | None = None) -
     return tuple(sorted((width for width in widths if math.prod(shape) // width < 2**31), reverse=True))
 
 
-def leaf_profile(shape: tuple[int, ...], dtype: Any, steps: Sequence[Mapping[int, Counts]]) -> LeafProfile:
+def leaf_profile(
+    shape: tuple[int, ...], dtype: Any, steps: Sequence[Mapping[int, Counts]], devices: int = 1
+) -> LeafProfile:
     """A leaf's profile from the counts of each step: means of what is typical, maxima of what must fit.
 
     Steps that overflowed, as while a loss scale is found, are left out unless there are no others: where all is NaN,
@@ -129,7 +133,9 @@ def leaf_profile(shape: tuple[int, ...], dtype: Any, steps: Sequence[Mapping[int
     """
     elements = math.prod(shape)
     steps = [step for step in steps if not has_overflowed(step)] or steps
-    units = {width: _merge([_unit_profile(elements, width, step[width]) for step in steps]) for width in steps[0]}
+    units = {
+        width: _merge([_unit_profile(elements, width, step[width], devices) for step in steps]) for width in steps[0]
+    }
     return LeafProfile(tuple(shape), str(dtype), units)
 
 
@@ -138,7 +144,7 @@ def has_overflowed(step: Mapping[int, Counts]) -> bool:
     return any(counts.overflowed for counts in step.values())
 
 
-def _unit_profile(elements: int, width: int, counts: Counts) -> UnitProfile:
+def _unit_profile(elements: int, width: int, counts: Counts, devices: int) -> UnitProfile:
     """The profile of one step.
 
     A sample gives ratios; how many units each worker touches in all, which is counted exactly, gives the scale. It may
@@ -165,7 +171,7 @@ def _unit_profile(elements: int, width: int, counts: Counts) -> UnitProfile:
     contiguous = np.ceil(of_all([counts.contiguous_push, counts.contiguous_pull], np.asarray([1, n]), np.max))
     fullest = [counts.push, counts.pull]
     if sampled:
-        fullest = [fullest_bin(balls / n) for balls in (touched.max(), unions[-1])]
+        fullest = [devices * fullest_bin(balls / (n * devices)) for balls in (touched.max(), unions[-1])]
     push, pull, contiguous_push, contiguous_pull = (min(int(most), range_size) for most in (*fullest, *contiguous))
     first, second = np.triu_indices(n, 1)
     smaller = np.minimum(seen[first], seen[second])

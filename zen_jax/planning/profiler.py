@@ -55,6 +55,7 @@ class Profiler:
         self._cluster = cluster
         self._leaves: dict[str, tuple[tuple[int, ...], str]] = {}
         self._options: dict[str, int] = {}
+        self._devices = 1  # that share a worker's gradient
         self._reports: dict[str, dict[int, list[Report]]] = {}  # by leaf and device; without any until a step has run
 
     def observe(
@@ -73,6 +74,7 @@ class Profiler:
         """
         _check_host_is_in_reach()
         n, workers = _axis.axis_size(axis_name), _axis.combined_axes(axis_name, intra_axis)
+        devices = 1 if intra_axis is None else _axis.axis_size(intra_axis, "intra_axis")
         if self._cluster is not None:
             self._cluster.check_workers(n, "the axis has")
         device = jnp.int32(0)
@@ -80,7 +82,7 @@ class Profiler:
             device = device * _axis.axis_size(axis) + lax.axis_index(axis)
         names = tuple(name for name, _ in named)
         named = [(name, densified(leaf)) for name, leaf in named if not is_row_sparse(leaf)]
-        self._remember(named, {"n": n, "seed": seed, "dense_below": dense_below})
+        self._remember(named, {"n": n, "seed": seed, "dense_below": dense_below}, devices)
         for name in names:
             self._reports.setdefault(name, {})
         with jax.named_scope("profile"):
@@ -89,15 +91,15 @@ class Profiler:
                 (name, width): bitmap
                 for name, leaf in named
                 if name in examined
-                for width, bitmap in _touched(_of_machine(leaf, intra_axis), n).items()
+                for width, bitmap in _touched(_of_machine(leaf, intra_axis), n * devices).items()
             }
-            counts = count(list(found.values()), axis_name, seed=seed) if found else []
+            counts = count(list(found.values()), axis_name, seed=seed, devices=devices) if found else []
             # Tensor-parallel shards differ, but all processes must make the same plan.
             packed = _axis.pmax_over_other_axes(pack(counts), workers)
         shapes = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), counts)
         jax.debug.callback(partial(self._record, names, tuple(found), shapes), device, packed)
 
-    def _remember(self, named: list[tuple[str, Array]], options: dict[str, int]) -> None:
+    def _remember(self, named: list[tuple[str, Array]], options: dict[str, int], devices: int) -> None:
         if self._options not in ({}, options):
             before, now = (", ".join(f"{name}={value}" for name, value in o.items()) for o in (self._options, options))
             raise ValueError(f"the profiler has watched {before}, but now gets {now}. Use another Profiler for that.")
@@ -110,7 +112,7 @@ class Profiler:
                     f"{dtype}{list(shape)}. Use another Profiler for another tree, or give each a name of its own: "
                     "synchronize {'name': tree}."
                 )
-        self._options = options
+        self._options, self._devices = options, devices
         self._leaves |= leaves
 
     def _record(
@@ -166,7 +168,8 @@ class Profiler:
         leaves = {}
         for name, (shape, dtype) in self._leaves.items():
             counted = [report for report in seen[name] if report]
-            leaves[name] = leaf_profile(shape, dtype, counted) if counted else LeafProfile(shape, dtype)
+            measured = leaf_profile(shape, dtype, counted, self._devices) if counted else None
+            leaves[name] = measured or LeafProfile(shape, dtype)
         steps = min(len(reports) for reports in seen.values() if reports)
         return SparsityProfile(leaves=leaves, steps=steps, **self._options)
 

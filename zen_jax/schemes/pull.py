@@ -16,8 +16,8 @@ from jax import lax
 from zen_jax import kernels
 from zen_jax._bits import bitmap_words, pack_bits, unpack_bits
 from zen_jax._typing import Array, AxisName
-from zen_jax.formats import bitmap, coo, hash_bitmap, message
-from zen_jax.formats.words import WORD_BYTES
+from zen_jax.formats import bitmap, coo, message
+from zen_jax.formats.words import WORD_BYTES, words_for
 from zen_jax.schemes.partitioning import Partitioning
 from zen_jax.schemes.push import Received
 
@@ -88,10 +88,10 @@ class HashBitmap(PullFormat):
 
     @property
     def header_bytes(self) -> int:
-        return hash_bitmap.header_bytes(self.partitioning.size)
+        return WORD_BYTES * (bitmap_words(self.partitioning.size) + 1)
 
     def body_bytes(self, capacity: int) -> int:
-        return hash_bitmap.body_bytes(capacity, self.width, self.dtype)
+        return WORD_BYTES * words_for(capacity * self.width, self.dtype)
 
     def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Units]:
         words, values, count = received.hash_bitmap()
@@ -109,7 +109,7 @@ class Bitmap(HashBitmap):
 
     @property
     def header_bytes(self) -> int:
-        return hash_bitmap.header_bytes(self.partitioning.units)
+        return WORD_BYTES * (bitmap_words(self.partitioning.units) + 1)
 
     def encode(self, received: Received, axis_name: AxisName) -> tuple[Array, Array, Units]:
         words, count, kept = super().encode(received, axis_name)

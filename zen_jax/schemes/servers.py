@@ -12,7 +12,6 @@ from jax import lax
 
 from zen_jax import _axis, errors
 from zen_jax._typing import Array, AxisName
-from zen_jax.formats.hash_bitmap import pack_header, unpack_header
 from zen_jax.info import Info, density, make_info
 from zen_jax.schemes.dense import dense_bytes, dense_ordered
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
@@ -169,13 +168,13 @@ def _exchange_sparse(
 
     push_rung = rung_for(fullest, push_rungs)
     words, count, mine = lax.switch(push_rung, [partial(push_with, c) for c in push_rungs], *buckets)
-    header = pack_header(words, count)
+    header = jnp.append(words, count.astype(jnp.uint32))  # which saves a collective of its own
     if with_header:
         messages = _axis.all_gather(pull.pack(header, mine, count, 0, with_header), axis_name)
         headers, units = pull.unpack(messages, header.size, with_header)
     else:
         headers, units = _axis.all_gather(header, axis_name), None
-    headers, shard_counts = unpack_header(headers)
+    headers, shard_counts = headers[:, :-1], headers[:, -1].astype(jnp.int32)
     fullest_shard = options.pmax_over_machine(jnp.max(shard_counts))
     pull_rung = rung_for(fullest_shard, pull_rungs)
     pulled = headers, shard_counts, units, mine, count

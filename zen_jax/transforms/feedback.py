@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from zen_jax import errors
+from zen_jax import _axis, errors
 from zen_jax._sums import accumulator_dtype
 from zen_jax._typing import Array, AxisName, PyTree
 from zen_jax.buckets import DENSE_BELOW
@@ -30,6 +31,20 @@ def zeros(params: PyTree) -> PyTree:
     for name, leaf in named_leaves(params):
         errors.check_float(name, leaf.dtype)
     return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, accumulator_dtype(jnp.result_type(leaf))), params)
+
+
+def memory_alone(
+    kind: type, leaf: Callable[[str, Array, Array], tuple[Array | SparseGradient, Array]]
+) -> optax.GradientTransformationExtraArgs:
+    """The sparsifier whose state is a residual alone: leaf(name, update, residual) -> what is sent, new residual."""
+
+    def update(updates: PyTree, state: Any, params: PyTree = None, **_) -> tuple[PyTree, Any]:
+        del params
+        check_state(state, kind)
+        sent, residual = map_leaves(leaf, updates, state.residual)
+        return sent, kind(residual)
+
+    return optax.GradientTransformationExtraArgs(lambda params: kind(zeros(params)), update)
 
 
 def check_state(state: Any, kind: type) -> None:
@@ -52,7 +67,10 @@ def dense_leaves(updates: PyTree) -> list[tuple[str, Array]]:
 
 
 def map_leaves(fun: Callable[..., tuple], updates: PyTree, *states: PyTree) -> tuple[PyTree, ...]:
-    """Maps fun(name, update, *state) -> results over all leaves; returns a tree like the updates for each result."""
+    """Maps fun(name, update, *state) -> results over all leaves; returns a tree like the updates for each result.
+
+    Refuses what `synchronize` would: what is sent varies over the axes of the state, and is whole, whatever the update.
+    """
     treedef, leaves, results = jax.tree.structure(updates), dense_leaves(updates), []
     try:
         held_by_leaf = [treedef.flatten_up_to(state) for state in states]
@@ -62,7 +80,10 @@ def map_leaves(fun: Callable[..., tuple], updates: PyTree, *states: PyTree) -> t
             "belong to."
         ) from error
     for (name, leaf), *state in zip(leaves, *held_by_leaf, strict=True):
+        _axis.check_not_sharded(name, leaf)
         for held in state:
+            if reduced_over := tuple(_axis.varying(held) - _axis.varying(leaf)):
+                _axis.check_not_reduced(name, leaf, reduced_over)
             if jnp.shape(held) != leaf.shape:
                 raise ValueError(
                     f"{name} has shape {leaf.shape}, but the state was made for {jnp.shape(held)}. "

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import optax
 
 from zen_jax import errors
-from zen_jax._typing import Array, PyTree
+from zen_jax._typing import PyTree
 from zen_jax.kernels import send_reaching
 from zen_jax.transforms import feedback
 
@@ -43,17 +43,4 @@ def threshold(value: float) -> optax.GradientTransformationExtraArgs:
     its quantisation.
     """
     errors.check_positive("value", value)
-
-    def init(params: PyTree) -> ThresholdState:
-        return ThresholdState(feedback.zeros(params))
-
-    def leaf(_: str, update: Array, residual: Array) -> tuple[Array, Array]:
-        return send_reaching(update, residual, value)
-
-    def update(updates: PyTree, state: ThresholdState, params: PyTree = None, **_) -> tuple[PyTree, ThresholdState]:
-        del params
-        feedback.check_state(state, ThresholdState)
-        sent, residual = feedback.map_leaves(leaf, updates, state.residual)
-        return sent, ThresholdState(residual)
-
-    return optax.GradientTransformationExtraArgs(init, update)
+    return feedback.memory_alone(ThresholdState, lambda _, update, residual: send_reaching(update, residual, value))

@@ -49,19 +49,10 @@ def top_k(density: float, *, compact: bool = False) -> optax.GradientTransformat
     """
     density = feedback.check_density(density)
 
-    def init(params: PyTree) -> TopKState:
-        return TopKState(feedback.zeros(params))
-
     def leaf(_: str, update: Array, residual: Array) -> tuple[Array | SparseGradient, Array]:
         if not update.size:
             return update, residual
         k = feedback.num_to_send(density, update.size)
         return feedback.send(update, residual, k, k, compact=compact)[:2]
 
-    def update(updates: PyTree, state: TopKState, params: PyTree = None, **_) -> tuple[PyTree, TopKState]:
-        del params
-        feedback.check_state(state, TopKState)
-        sent, residual = feedback.map_leaves(leaf, updates, state.residual)
-        return sent, TopKState(residual)
-
-    return optax.GradientTransformationExtraArgs(init, update)
+    return feedback.memory_alone(TopKState, leaf)
