@@ -1,14 +1,26 @@
-"""Rows, table and plot of what benchmarks.network measured."""
+"""Rows, table and plot of what benchmarks.network measured.
 
+    python -m benchmarks.network_report benchmarks/results/network_grid.json
+
+prints what a plan would have chosen in each setting, and how far off estimates were.
+"""
+
+import argparse
+import json
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from benchmarks import group, measure
 from benchmarks.emulated_hosts import rate_in_bits
 from benchmarks.figures import drawing
+from benchmarks.processes import run_main
+from zen_jax.planning.plan import WORKER_ORDER_SCHEMES
 
 DENSE = "dense"
+CONSIDERED = (DENSE, *WORKER_ORDER_SCHEMES)  # psum stands for dense_ordered, which a plan considers by default
+CHOICE, ESTIMATE = 0.05, 0.15  # targets: how much slower than the fastest, and how far off
 
 
 def rows(records: Sequence[dict[str, Any]], workload: str, bound: float) -> list[dict[str, Any]]:
@@ -47,17 +59,17 @@ def rows(records: Sequence[dict[str, Any]], workload: str, bound: float) -> list
             row["speed_up"] = slow["seconds"]["median"] / seconds["median"]
             row["of_bytes"] = row["speed_up"] / (slow["received"] / record["received"])
         if "estimate" in record:
-            row |= {"estimate_ms": record["estimate"] * 1e3, "planned": record["planned"]}
+            row["estimate_ms"] = record["estimate"] * 1e3
         found.append(row)
     return found
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as text; `*` marks what the planner would choose."""
-    printed = []
+    """The rows as text; `*` marks what a plan would choose by default."""
+    printed, chosen = [], [planned for planned, _ in _choices(rows)]
     for row in rows:
         cells = {key: row[key] for key in ("workload", "n", "rate")}
-        cells["case"] = row["case"] + " *" * row.get("planned", False)
+        cells["case"] = row["case"] + " *" * (row in chosen)
         cells["ms (min-max)"] = "{median_ms:.0f} ({min_ms:.0f}-{max_ms:.0f})".format(**row)
         wanted = {
             "estimate": ("estimate_ms", ".0f"),
@@ -77,16 +89,37 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def choices(rows: Sequence[dict[str, Any]]) -> str:
-    """For each workload, number of hosts and rate: what the planner would choose, and the fastest that it knows."""
+    """For each workload, number of hosts and rate: what a plan would choose by default, and the fastest of these."""
     printed = []
-    known = [row for row in rows if "planned" in row]
-    for where in dict.fromkeys((row["workload"], row["n"], row["rate"]) for row in known):
-        here = [row for row in known if (row["workload"], row["n"], row["rate"]) == where]
-        chosen, fastest = next(row for row in here if row["planned"]), min(here, key=lambda row: row["median_ms"])
-        cells = dict(zip(("workload", "n", "rate"), where, strict=True))
-        cells |= {"planned": chosen["case"], "fastest": fastest["case"]}
-        printed.append(cells | {"planned / fastest": f"{chosen['median_ms'] / fastest['median_ms']:.2f}"})
+    for planned, fastest in _choices(rows):
+        cells = {key: planned[key] for key in ("workload", "n", "rate")}
+        cells |= {"planned": planned["case"], "fastest": fastest["case"]}
+        cells["speed-up"] = format(planned["speed_up"], ".3g") if "speed_up" in planned else ""
+        printed.append(cells | {"planned / fastest": f"{planned['median_ms'] / fastest['median_ms']:.3f}"})
     return measure.table(printed) if printed else ""
+
+
+def accuracy(rows: Sequence[dict[str, Any]]) -> str:
+    """How many choices and estimates are as good as they should be, and how far off estimates are."""
+    found = _choices(rows)
+    good = sum(planned["median_ms"] <= (1 + CHOICE) * fastest["median_ms"] for planned, fastest in found)
+    printed = []
+    for case in dict.fromkeys(row["case"] for row in rows if "estimate_ms" in row):
+        off = [row["estimate_ms"] / row["median_ms"] - 1 for row in rows if row["case"] == case]
+        within = f"{sum(abs(each) <= ESTIMATE for each in off)} of {len(off)}"
+        cells = {"estimates of": case, f"within {ESTIMATE:.0%}": within}
+        printed.append(cells | {"from": f"{min(off):+.0%}", "to": f"{max(off):+.0%}"})
+    return f"planned within {CHOICE:.0%} of the fastest: {good} of {len(found)}\n{measure.table(printed)}"
+
+
+def _choices(rows: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Of each workload, number of hosts and rate, the rows with the lowest estimate and the lowest time."""
+    settings: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        if "estimate_ms" in row and row["case"] in CONSIDERED:
+            settings.setdefault((row["workload"], row["n"], row["rate"]), []).append(row)
+    lowest = lambda here, key: min(here, key=itemgetter(key))
+    return [(lowest(here, "estimate_ms"), lowest(here, "median_ms")) for here in settings.values()]
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -106,3 +139,14 @@ def _draw(rows: Sequence[dict[str, Any]], figure: Any) -> None:
         axes.axvline(here[0]["bound_ms"], color="black", linestyle=":", label="lower bound")
         axes.set(xscale="log", xlabel="ms", title="{}, n = {}, {}".format(*panel))
         axes.legend()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="+", help="what benchmarks.network wrote with --json")
+    rows = [row for file in parser.parse_args().results for row in json.loads(file.read_text())["rows"]]
+    print(f"{choices(rows)}\n\n{accuracy(rows)}")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -25,20 +25,18 @@ class Processes:
         return gather(numbers)
 
     def at_rate(self, rate: str) -> dict[str, dict[str, Any]]:
-        """Calibrates the links; returns each case's estimated seconds and whether a plan would choose it."""
+        """Calibrates the links; returns each case's estimated seconds."""
         if rate == group.UNLIMITED:
             return {}
         cluster = zen.calibrate(self.mesh)
         leaf = zen.SparsityProfile.load(self.problem.notes["profile"]).leaves["(array)"]
         known = list(candidates(leaf, self.size))
-        seconds = {
-            name: each.seconds(cluster, self.size)
+        return {
+            name: {"estimate": each.seconds(cluster, self.size)}
             for name, options in self.problem.notes["cases"].items()
             for each in known
             if each.options == _with_tuples(options)
         }
-        choice = min((name for name in seconds if name in zen.schemes.names()), key=seconds.__getitem__, default=None)
-        return {name: {"estimate": each, "planned": name == choice} for name, each in seconds.items()}
 
 
 class Scheme:

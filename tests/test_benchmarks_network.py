@@ -141,11 +141,16 @@ def test_report_relates_times_to_bytes(tmp_path):
 
 def test_report_says_how_much_slower_than_the_fastest_the_planned_scheme_is():
     where = {"workload": "a workload", "n": 4, "rate": "64mbit"}
-    rows = [where | {"case": "dense", "median_ms": 9.0, "planned": False}]
-    rows += [where | {"case": "zen", "median_ms": 3.0, "planned": True}]
-    rows += [where | {"case": "agsparse", "median_ms": 2.0, "planned": False}]
-    rows += [where | {"case": "a peer", "median_ms": 1.0}]  # which no plan can choose
-    assert network_report.choices(rows).splitlines()[1].split() == "a workload 4 64mbit zen agsparse 1.50".split()
+    times = {"dense": (9.0, 9.9), "zen": (3.0, 2.0), "agsparse": (2.0, 2.5), "sparcml": (1.0, 1.0)}
+    rows = [where | {"case": case, "median_ms": ms, "estimate_ms": guess} for case, (ms, guess) in times.items()]
+    rows += [where | {"case": "a peer", "median_ms": 1.0}]  # which no plan can choose; sparcml none does by default
+    assert network_report.choices(rows).splitlines()[1].split() == "a workload 4 64mbit zen agsparse 1.500".split()
+    first, _, *of_schemes = network_report.accuracy(rows).splitlines()
+    assert first == "planned within 5% of the fastest: 0 of 1"
+    assert [line.split() for line in of_schemes][:2] == [
+        ["dense", "1", "of", "1", "+10%", "+10%"],
+        ["zen", "0", "of", "1", "-33%", "-33%"],
+    ]
 
 
 def test_emulated_hosts_refuse_what_they_cannot_do(monkeypatch):
@@ -213,6 +218,6 @@ def test_network_benchmark_counts_what_crosses_the_wire(tmp_path, may_emulate_ho
     assert written["repeats"] == 1 and written["peers"] == {} and written["environment"]["cpu"]
     assert f"-m benchmarks.network {' '.join(options)} --json path/to/" in written["environment"]["command"]
     (row,) = written["rows"]
-    assert row["case"] == "dense" and row["n"] == 2 and row["planned"]
+    assert row["case"] == "dense" and row["n"] == 2 and row["estimate_ms"] > 0
     assert row["info_MB"] < row["wire_MB"] < 1.1 * row["info_MB"]
     assert row["median_ms"] > 0.8 * row["wire_MB"] * 8 / 2

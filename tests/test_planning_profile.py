@@ -274,9 +274,9 @@ def test_a_step_of_all_leaves_is_one_of_some_of_them():
 @pytest.mark.parametrize(
     ("shape", "options", "message"),
     [
-        ((3, 9, 4), {}, "n=2, seed=0, dense_below=0, but now gets n=3, seed=0"),
+        ((3, 9, 4), {}, "n=2, seed=0, dense_below=0, devices_per_host=1, but now gets n=3, seed=0"),
         ((2, 9, 4), {"seed": 1}, "now gets n=2, seed=1"),
-        ((2, 9, 4), {"dense_below": 8}, "now gets n=2, seed=0, dense_below=8. Use another"),
+        ((2, 9, 4), {"dense_below": 8}, "now gets n=2, seed=0, dense_below=8, devices_per_host=1. Use another"),
         ((2, 9, 5), {}, r"watched 'w' as float32\[9, 4\], but now it is float32\[9, 5\]. Use another"),
     ],
 )

@@ -34,7 +34,7 @@ class Counts(NamedTuple):
     co_touched: Array  # [n, n] units that workers i and j both touch; on the diagonal those of worker i
     sharers: Array  # [n] units that exactly 1, 2, ..., n workers touch
     partial_sums: Array  # [K] most units that one of recursive doubling holds, by stage of `_partial_sums`
-    push: Array  # [] units in the fullest message to a hashed server: of several devices, the fullest one's times all
+    push: Array  # [] units in the fullest message to a hashed server; the fullest device's times `devices`
     pull: Array  # [] units in the fullest shard of a hashed server, likewise
     contiguous_push: Array  # [] as push, if server j owns the j-th of n equal ranges of units
     contiguous_pull: Array  # []

@@ -55,7 +55,6 @@ class Profiler:
         self._cluster = cluster
         self._leaves: dict[str, tuple[tuple[int, ...], str]] = {}
         self._options: dict[str, int] = {}
-        self._devices = 1  # that share a worker's gradient
         self._reports: dict[str, dict[int, list[Report]]] = {}  # by leaf and device; without any until a step has run
 
     def observe(
@@ -82,7 +81,7 @@ class Profiler:
             device = device * _axis.axis_size(axis) + lax.axis_index(axis)
         names = tuple(name for name, _ in named)
         named = [(name, densified(leaf)) for name, leaf in named if not is_row_sparse(leaf)]
-        self._remember(named, {"n": n, "seed": seed, "dense_below": dense_below}, devices)
+        self._remember(named, {"n": n, "seed": seed, "dense_below": dense_below, "devices_per_host": devices})
         for name in names:
             self._reports.setdefault(name, {})
         with jax.named_scope("profile"):
@@ -99,7 +98,7 @@ class Profiler:
         shapes = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), counts)
         jax.debug.callback(partial(self._record, names, tuple(found), shapes), device, packed)
 
-    def _remember(self, named: list[tuple[str, Array]], options: dict[str, int], devices: int) -> None:
+    def _remember(self, named: list[tuple[str, Array]], options: dict[str, int]) -> None:
         if self._options not in ({}, options):
             before, now = (", ".join(f"{name}={value}" for name, value in o.items()) for o in (self._options, options))
             raise ValueError(f"the profiler has watched {before}, but now gets {now}. Use another Profiler for that.")
@@ -112,7 +111,7 @@ class Profiler:
                     f"{dtype}{list(shape)}. Use another Profiler for another tree, or give each a name of its own: "
                     "synchronize {'name': tree}."
                 )
-        self._options, self._devices = options, devices
+        self._options = options
         self._leaves |= leaves
 
     def _record(
@@ -165,13 +164,13 @@ class Profiler:
             )
         if missing and not partial:
             raise ValueError(f"the profiler has seen no step that synchronises {', '.join(missing)}. Run one first.")
-        leaves = {}
+        leaves, options = {}, dict(self._options)
+        devices = options.pop("devices_per_host")
         for name, (shape, dtype) in self._leaves.items():
             counted = [report for report in seen[name] if report]
-            measured = leaf_profile(shape, dtype, counted, self._devices) if counted else None
-            leaves[name] = measured or LeafProfile(shape, dtype)
+            leaves[name] = leaf_profile(shape, dtype, counted, devices) if counted else LeafProfile(shape, dtype)
         steps = min(len(reports) for reports in seen.values() if reports)
-        return SparsityProfile(leaves=leaves, steps=steps, **self._options)
+        return SparsityProfile(leaves=leaves, steps=steps, **options)
 
 
 def _check_host_is_in_reach() -> None:

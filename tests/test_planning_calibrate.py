@@ -1,0 +1,82 @@
+"""Calibration: links and kernels are fitted to times, which processes agree on."""
+
+import harness
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+
+import zen_jax as zen
+from zen_jax._sums import sum_in_order
+from zen_jax.planning import calibrate, costs
+from zen_jax.planning.cluster import COLLECTIVES, KERNELS, KernelCost
+
+
+def test_fit_finds_rates():
+    """For kernels charged for dense and non-zero bytes, or only for dense ones; no rate is negative."""
+    moved = np.array([[1e7, 1e5], [1e7, 2e6], [1e7, 9e6]])
+    np.testing.assert_allclose(calibrate._fit(moved, moved @ (1e-10, 5e-10)), (1e-10, 5e-10))
+    np.testing.assert_allclose(calibrate._fit(moved * (1, 0), np.full(3, 2e-3)), (2e-10, 0.0))
+    np.testing.assert_allclose(calibrate._fit(moved, moved @ (1e-10, -1e-12)), (1e-10, 0.0), 0.01)
+
+
+def test_latency_is_without_the_time_to_send(monkeypatch):
+    """For a slow link among many workers, with times taken from a model."""
+    n, start, latency, rate = 64, 0.01, 100e-6, 25e6 / 8
+    direct = {"permute": 1, "send": 1}
+    sent_for_each_byte_held = {"all_to_all": (n - 1) / n, "all_gather": n - 1, "psum": 2 * (n - 1) / n, **direct}
+    monkeypatch.setattr(calibrate, "_on_every_device", lambda x, mesh: x)
+    monkeypatch.setattr(calibrate, "_on_workers", lambda *_: lambda held, times: (held.nbytes, int(times)))
+    for name, ratio in sent_for_each_byte_held.items():
+        steps = 1 if name in direct else 6
+
+        def seconds(run, *_, ratio=ratio, steps=steps, **__):
+            held, times = run()
+            return start + times * (steps * latency + held * ratio / rate)
+
+        monkeypatch.setattr(calibrate, "_seconds", seconds)
+        mesh = AbstractMesh((n,), ("data",))
+        link = calibrate._measure_links(mesh, "data", np.asarray, (name,))[name]
+        assert link.latency_us == pytest.approx(100, 0.15)
+        assert link.gbps == pytest.approx(0.025, 0.05)
+
+
+def test_processes_agree_on_the_fitted_costs(monkeypatch):
+    """Linear algebra rounds differently on other CPUs: what is fitted to equal times must be agreed on, too."""
+    monkeypatch.setattr(calibrate, "ROWS", 1 << 10)
+    agreed = lambda measured: np.full_like(np.asarray(measured, np.float64), 0.5)
+    found = calibrate._measure_kernels(harness.mesh(1), harness.AXIS, agreed)
+    assert set(found.values()) == {KernelCost(0.5, 0.5)}
+
+
+def test_sums_are_timed_as_schemes_run_them(monkeypatch):
+    """XLA of jax 0.10.2 takes 40 times as long for others on CPUs."""
+    ran = []
+    sums = lambda parts, divisor: ran.append(parts.shape[0]) or sum_in_order(parts, divisor)
+    monkeypatch.setattr(calibrate, "ROWS", 1 << 10)
+    monkeypatch.setattr(calibrate, "sum_in_order", sums)
+    calibrate._measure_kernels(harness.mesh(4), harness.AXIS, np.asarray)
+    assert ran == [4]
+
+
+def test_calibrate(monkeypatch):
+    """It measures, so only the form is known: a link for each collective, a rate for each kernel, none negative."""
+    for name, nbytes in (("MEDIUM", 1 << 12), ("LARGE", 1 << 14)):
+        monkeypatch.setattr(calibrate, name, nbytes)
+    monkeypatch.setattr(calibrate, "ROWS", 1 << 10)
+    cluster = zen.calibrate(harness.mesh(4, "data"))
+    assert cluster.workers == 4
+    assert set(cluster.collectives) == set(COLLECTIVES)
+    leaf = zen.profile(np.repeat(np.eye(100, 8, dtype=np.float32)[None], 8, axis=0)).leaves["(array)"]
+    charged = {work.kernel for way in costs.candidates(leaf, 8) for work in way.work}
+    assert charged == set(cluster.kernels) == set(KERNELS)
+    assert all(rate.dense >= 0 and rate.nonzero >= 0 for rate in cluster.kernels.values())
+    assert zen.calibrate(harness.mesh(1, "data")).collectives == {}
+    levels = zen.calibrate(jax.make_mesh((2, 4), ("machines", "devices")), "machines", "devices")
+    assert (levels.hosts, levels.devices_per_host, set(levels.collectives)) == (2, 4, set(COLLECTIVES))
+    assert levels.intra_gbps > 0 and levels.intra_latency_us >= 0
+    assert zen.calibrate(jax.make_mesh((2, 2), ("replica", "data")), ("replica", "data")).workers == 4
+    with pytest.raises(ValueError, match="axis_name"):
+        zen.calibrate(harness.mesh(2), axis_name="nobody")
+    with pytest.raises(ValueError, match="without devices to measure"):
+        zen.calibrate(AbstractMesh((2,), ("data",)))
