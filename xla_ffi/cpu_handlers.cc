@@ -21,6 +21,7 @@
 #include "xla_ffi/cpu/message.h"
 #include "xla_ffi/cpu/partition.h"
 #include "xla_ffi/cpu/partition_coo.h"
+#include "xla_ffi/cpu/parts.h"
 #include "xla_ffi/cpu/pool_parallel.h"
 #include "xla_ffi/cpu/unique_ids.h"
 #include "xla_ffi/registration.h"
@@ -93,6 +94,28 @@ void with_float(ffi::DataType type, Kernel&& kernel) {
     default:
       return kernel(double{});
   }
+}
+
+ffi::AnyBuffer buffer_of(ffi::AnyBuffer argument) { return argument; }
+ffi::AnyBuffer buffer_of(Result result) { return *result; }
+
+// The remaining arguments or results of a call.
+template <typename Remaining>
+ffi::ErrorOr<std::vector<ffi::AnyBuffer>> buffers(const Remaining& remaining) {
+  std::vector<ffi::AnyBuffer> found;
+  for (size_t i = 0; i < remaining.size(); ++i) {
+    const auto buffer = remaining.template get<ffi::AnyBuffer>(i);
+    if (buffer.has_error()) return ffi::Unexpected(buffer.error());
+    found.push_back(buffer_of(*buffer));
+  }
+  return found;
+}
+
+template <typename T>
+std::vector<T*> pointers(const std::vector<ffi::AnyBuffer>& buffers) {
+  std::vector<T*> found;
+  for (const ffi::AnyBuffer& buffer : buffers) found.push_back(data<T>(buffer));
+  return found;
 }
 
 ffi::Error partition_handler(Pool pool, ffi::AnyBuffer x, Result positions, Result values, Result counts,
@@ -183,23 +206,18 @@ ffi::Error decode_handler(Pool pool, ffi::AnyBuffer words, ffi::AnyBuffer values
 
 ffi::Error pack_handler(Pool pool, ffi::AnyBuffer head, ffi::AnyBuffer positions, ffi::AnyBuffer values,
                         ffi::AnyBuffer counts, ffi::RemainingRets results, int64_t capacity, int32_t beyond) {
-  std::vector<ffi::AnyBuffer> messages;
-  for (size_t i = 0; i < results.size(); ++i) {
-    auto message = results.get<ffi::AnyBuffer>(i);
-    if (message.has_error()) return message.error();
-    messages.push_back(**message);
-  }
-  const auto problem = check_pack(head, positions, values, counts, capacity, messages);
+  const auto messages = buffers(results);
+  if (messages.has_error()) return messages.error();
+  const auto problem = check_pack(head, positions, values, counts, capacity, *messages);
   if (problem.has_error()) return problem.error();
-  std::vector<uint32_t*> to;
-  for (const ffi::AnyBuffer& message : messages) to.push_back(data<uint32_t>(message));
+  const std::vector<uint32_t*> to = pointers<uint32_t>(*messages);
   const PartsToPack parts{data<const int32_t>(head), data<const int32_t>(positions), data<const char>(values)};
   return launch(pool, [&](const Context& context) {
     pack(*problem, parts, data<const int32_t>(counts), beyond, to, context);
   });
 }
 
-// BindTo does not infer the binding of a call with any number of results.
+// BindTo does not infer the binding of a call with any number of arguments or results.
 XLA_FFI_Error* call_pack(XLA_FFI_CallFrame* frame) {
   static const auto* const handler = ffi::Ffi::Bind()
                                          .Ctx<ffi::ThreadPool>()
@@ -233,6 +251,49 @@ ffi::Error unpack_joined_handler(Pool pool, ffi::AnyBuffer messages, ffi::AnyBuf
                   data<char>(*values), context);
   });
 }
+
+ffi::Error take_part_handler(ffi::AnyBuffer start, ffi::RemainingArgs args, ffi::RemainingRets results) {
+  const auto rows = buffers(args), parts = buffers(results);
+  if (rows.has_error()) return rows.error();
+  if (parts.has_error()) return parts.error();
+  const auto problem = check_take_part(start, *rows, *parts);
+  if (problem.has_error()) return problem.error();
+  take_part(*problem, data<const int32_t>(start), pointers<const char>(*rows), pointers<char>(*parts));
+  return ffi::Error::Success();
+}
+
+XLA_FFI_Error* call_take_part(XLA_FFI_CallFrame* frame) {
+  static const auto* const handler =
+      ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().RemainingArgs().RemainingRets().To(take_part_handler).release();
+  return handler->Call(frame);
+}
+
+ffi::Error place_part_handler(ffi::AnyBuffer received, ffi::AnyBuffer start, ffi::RemainingArgs args, Result placed,
+                              Result next, Result more) {
+  const auto parts = buffers(args);
+  if (parts.has_error()) return parts.error();
+  const auto problem = check_place_part(received, start, *parts, *placed, *next, *more);
+  if (problem.has_error()) return problem.error();
+  place_part(*problem, data<const int32_t>(start), pointers<const char>(*parts), data<char>(*placed),
+             data<int32_t>(*next), data<bool>(*more));
+  return ffi::Error::Success();
+}
+
+XLA_FFI_Error* call_place_part(XLA_FFI_CallFrame* frame) {
+  static const auto* const handler = ffi::Ffi::Bind()
+                                         .Arg<ffi::AnyBuffer>()
+                                         .Arg<ffi::AnyBuffer>()
+                                         .RemainingArgs()
+                                         .Ret<ffi::AnyBuffer>()
+                                         .Ret<ffi::AnyBuffer>()
+                                         .Ret<ffi::AnyBuffer>()
+                                         .To(place_part_handler)
+                                         .release();
+  return handler->Call(frame);
+}
+
+// Its result is left as it was allocated.
+ffi::Error room_handler(ffi::AnyBuffer, Result) { return ffi::Error::Success(); }
 
 ffi::Error hierarchical_hash_handler(Pool pool, ffi::AnyBuffer indices, Result memory, Result counts, Result overflow,
                                      attr::N n, attr::R1 r1, attr::R2 r2, attr::K k, attr::Seed seed) {
@@ -340,6 +401,9 @@ const std::vector<Registration>& registrations() {
       {"zen_pack", call_pack},
       {"zen_unpack", call<unpack_handler>},
       {"zen_unpack_joined", call<unpack_joined_handler>},
+      {"zen_take_part", call_take_part},
+      {"zen_place_part", call_place_part},
+      {"zen_room", call<room_handler>},
       {"zen_hierarchical_hash", call<hierarchical_hash_handler>},
       {"zen_send_largest", call<send_largest_handler>},
       {"zen_list_largest", call<list_largest_handler>},

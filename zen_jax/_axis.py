@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from zen_jax import errors
 from zen_jax._typing import Array, AxisName
+from zen_jax.formats import parts
 
 PART = 1 << 15  # bytes that a worker sends to another at a time, over gloo
 
@@ -168,7 +169,7 @@ def all_gather(x: Array, axis_name: AxisName) -> Array:
     gather = lambda x: lax.all_gather(x, axis_name, to=to)
     if axis_size(axis_name) == 2:
         return _exchange(gather, x, 1, axis_name)
-    return _send_bfloat16_as_uint16(gather, x)  # around a ring
+    return _send(gather, x)  # around a ring
 
 
 def all_to_all(x: Array, axis_name: AxisName) -> Array:
@@ -193,32 +194,33 @@ def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> 
 
 
 def _exchange(collective: Callable[[Array], Array], x: Array, messages: int, axis_name: AxisName) -> Array:
-    """`collective(x)`, where x is that many messages, each from one worker straight to another."""
-    return _send_bfloat16_as_uint16(lambda x: _in_parts(collective, x, messages, axis_name), x)
+    """`collective(x)`, where x is that many messages, each from one worker straight to another.
 
-
-def _in_parts(collective: Callable[[Array], Array], x: Array, messages: int, axis_name: AxisName) -> Array:
-    """`collective(x)`, where x is that many messages; over gloo in parts of at most `PART` bytes of each.
-
-    gloo asks for its peer's data on the connection on which it may be sending its own already: of two large messages
-    one waits for the other, and the link is idle in one direction. Small ones take turns.
+    Over gloo they travel in parts. It asks for its peer's data on the connection on which it may be sending its own
+    already: of two large messages one waits for the other, and the link is idle in one direction. Small ones take
+    turns.
     """
     size = x.size // messages
-    parts = -(-size * x.dtype.itemsize // PART)
+    count = -(-size * x.dtype.itemsize // PART)
     over_gloo = connects_cpus(axis_name) and jax.config.jax_cpu_collectives_implementation == "gloo"
-    if parts <= 1 or not over_gloo or size > errors.MAX_UNITS:  # JAX's indices are int32
-        return collective(x)
-    rows, columns = x.reshape(messages, size), -(-size // parts)
+    if count <= 1 or not over_gloo or size > errors.MAX_UNITS:  # where a part starts is an int32
+        return _send(collective, x)
+    return _send(collective, x, lambda x: _in_parts(collective, x, size, -(-size // count)))
 
-    def send_part(i: Array, received: Array) -> Array:
-        # JAX clamps where the last part starts: it overlaps the one before.
-        part = collective(lax.dynamic_slice_in_dim(rows, i * columns, columns, axis=-1))
-        return lax.dynamic_update_slice_in_dim(received, part, i * columns, axis=-1)
 
-    part = jax.eval_shape(collective, rows[:, :columns])
-    room = varying_like(jnp.zeros((*part.shape[:-1], size), x.dtype), part)
-    received = lax.fori_loop(0, parts, send_part, room)
-    return received.reshape(*received.shape[:-2], *x.shape)
+def _in_parts(collective: Callable[[Array], Array], x: Array, size: int, columns: int) -> Array:
+    """`collective(x)` of messages of that size, `columns` of each at a time; the last part overlaps the one before."""
+    whole, rows = jax.eval_shape(collective, x), list(x.reshape(-1, size))
+
+    def send_part(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        received, start, _ = state
+        part = collective(parts.take(rows, start, columns))
+        return parts.place(received, start, list(part.reshape(-1, columns)))
+
+    room = parts.room(jnp.zeros((), x.dtype), (whole.size // size, size))
+    first = tuple(varying_like(each, whole) for each in (room, jnp.int32(0), jnp.bool(True)))
+    received, _, _ = lax.while_loop(lambda state: state[2], send_part, first)
+    return received.reshape(whole.shape)
 
 
 def _in_mesh_order(names: tuple, pairs: Sequence[tuple[int, int]]) -> tuple[tuple, list[tuple[int, int]]]:
@@ -230,17 +232,23 @@ def _in_mesh_order(names: tuple, pairs: Sequence[tuple[int, int]]) -> tuple[tupl
     return ordered, [(place[source], place[target]) for source, target in pairs]
 
 
-def _send_bfloat16_as_uint16(collective: Callable[[Array], Array], x: Array) -> Array:
-    """`collective(x)`, with bfloat16 sent as integers: XLA on CPUs would send it as float32."""
-    if x.dtype != jnp.bfloat16:
+def _send(collective: Callable[[Array], Array], x: Array, send: Callable[[Array], Array] | None = None) -> Array:
+    """`collective(x)`, by way of `send` if given, which then needs no derivative.
+
+    bfloat16 is sent as integers: XLA on CPUs would send it as float32.
+    """
+    if send is None and x.dtype != jnp.bfloat16:
         return collective(x)
+    send = send or collective
 
     @jax.custom_jvp
-    def send(x: Array) -> Array:
-        return lax.bitcast_convert_type(collective(lax.bitcast_convert_type(x, jnp.uint16)), x.dtype)
+    def sent(x: Array) -> Array:
+        if x.dtype != jnp.bfloat16:
+            return send(x)
+        return lax.bitcast_convert_type(send(lax.bitcast_convert_type(x, jnp.uint16)), x.dtype)
 
-    send.defjvp(lambda primals, tangents: (send(*primals), collective(*tangents)))  # that of a bitcast is zero
-    return send(x)
+    sent.defjvp(lambda primals, tangents: (sent(*primals), collective(*tangents)))
+    return sent(x)
 
 
 def replicated(x: Array, axis_name: AxisName) -> Array:
