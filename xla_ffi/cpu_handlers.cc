@@ -293,7 +293,7 @@ XLA_FFI_Error* call_place_part(XLA_FFI_CallFrame* frame) {
 }
 
 // Its result is left as it was allocated.
-ffi::Error room_handler(ffi::AnyBuffer, Result) { return ffi::Error::Success(); }
+ffi::Error room_handler(ffi::AnyBuffer like, Result room) { return check_room(like, *room); }
 
 ffi::Error hierarchical_hash_handler(Pool pool, ffi::AnyBuffer indices, Result memory, Result counts, Result overflow,
                                      attr::N n, attr::R1 r1, attr::R2 r2, attr::K k, attr::Seed seed) {

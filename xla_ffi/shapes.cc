@@ -282,15 +282,16 @@ ffi::ErrorOr<PartProblem> check_take_part(ffi::AnyBuffer start, const std::vecto
   Checker check("zen_take_part");
   check.first("start", start, 0);
   check.dtype("start", start, ffi::S32);
-  check.servers(rows.size());
-  check.in_range("the number of parts", parts.size(), rows.size(), rows.size());
+  const int64_t n = rows.size();
+  check.servers(n);
+  check.in_range("the number of parts", parts.size(), n, n);
   if (!check.ok()) return ffi::Unexpected(check.error());
   const int64_t size = check.trailing("row", rows[0], 1)[0];
   const int64_t part = check.trailing("part", parts[0], 1)[0];
   check_rows(check, "row", rows, size, rows[0].element_type());
   check_rows(check, "part", parts, part, rows[0].element_type());
   check.in_range("the size of a part", part, 1, size);
-  return result(check, PartProblem{check.batch(), parts.size(), size, part, unit_bytes(1, rows[0])});
+  return result(check, PartProblem{check.batch(), n, size, part, unit_bytes(1, rows[0])});
 }
 
 ffi::ErrorOr<PartProblem> check_place_part(ffi::AnyBuffer received, ffi::AnyBuffer start,
@@ -314,6 +315,14 @@ ffi::ErrorOr<PartProblem> check_place_part(ffi::AnyBuffer received, ffi::AnyBuff
   check.shape("more", more, {});
   check.dtype("more", more, ffi::PRED);
   return result(check, PartProblem{check.batch(), n, size, part, unit_bytes(1, received)});
+}
+
+ffi::Error check_room(ffi::AnyBuffer like, ffi::AnyBuffer room) {
+  Checker check("zen_room");
+  check.first("like", like, 0);
+  check.trailing("room", room, 2);
+  check.dtype("room", room, like.element_type());
+  return check.error();
 }
 
 ffi::ErrorOr<HierarchicalHashProblem> check_hierarchical_hash(ffi::AnyBuffer indices, int64_t n, int64_t r1, int64_t r2,

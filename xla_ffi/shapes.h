@@ -62,6 +62,8 @@ ffi::ErrorOr<PartProblem> check_place_part(ffi::AnyBuffer received, ffi::AnyBuff
                                            const std::vector<ffi::AnyBuffer>& parts, ffi::AnyBuffer placed,
                                            ffi::AnyBuffer next, ffi::AnyBuffer more);
 
+ffi::Error check_room(ffi::AnyBuffer like, ffi::AnyBuffer room);
+
 ffi::ErrorOr<HierarchicalHashProblem> check_hierarchical_hash(ffi::AnyBuffer indices, int64_t n, int64_t r1, int64_t r2,
                                                               int64_t k, ffi::AnyBuffer memory, ffi::AnyBuffer counts,
                                                               ffi::AnyBuffer overflow);

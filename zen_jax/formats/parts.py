@@ -1,4 +1,4 @@
-"""Parts of messages. A loop over them is free of what XLA for CPUs would compile anew for each size of message."""
+"""Parts of messages: a loop that takes, sends and places them needs nothing compiled for each size of message."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,24 @@ from zen_jax._typing import Array
 
 
 def room(like: Array, shape: tuple[int, int]) -> Array:
-    """Rows of like's dtype for parts to come, unspecified until then."""
-    return custom_call_or(lambda like: (jnp.zeros(shape, like.dtype),), "zen_room", [like], [(shape, like.dtype)])[0]
+    """Rows of the dtype of a scalar, unspecified until parts are placed there."""
+    (rows,) = custom_call_or(lambda like: (jnp.zeros(shape, like.dtype),), "zen_room", [like], [(shape, like.dtype)])
+    return rows
 
 
 def take(rows: Sequence[Array], start: Array, columns: int) -> Array:
-    """The elements of rows [L] from `start` int32 [] on, or the last ones: [n, columns]."""
+    """A part of each row: `columns` elements from `start` on, or the last ones if fewer are left.
+
+    Args:
+      rows: n arrays [L] of one dtype.
+      start: int32 [].
+      columns: 1 to L.
+
+    Returns:
+      [n, columns].
+    """
     (part,) = custom_call_or(
-        lambda start, *rows: (lax.dynamic_slice_in_dim(jnp.stack(rows), start, columns, axis=1),),
+        lambda start, *rows: (take_reference(rows, start, columns),),
         "zen_take_part",
         [start, *rows],
         [((len(rows), columns), rows[0].dtype)],
@@ -27,16 +37,32 @@ def take(rows: Sequence[Array], start: Array, columns: int) -> Array:
 
 
 def place(received: Array, start: Array, part: Sequence[Array]) -> tuple[Array, Array, Array]:
-    """The inverse of `take`: places rows of a part in `received` [n, L], whose buffer is reused.
+    """The inverse of `take`.
+
+    Args:
+      received: [n, L]. Its buffer is reused.
+      start: int32 [].
+      part: n arrays [columns].
 
     Returns:
-      received; where the next part starts, int32 []; and whether there is one, bool [].
+      received, with the part; where the next one starts, int32 []; and whether there is one, bool [].
     """
-    columns, size = len(part[0]), received.shape[1]
+    return custom_call_or(
+        lambda received, start, *part: place_reference(received, start, part),
+        "zen_place_part",
+        [received, start, *part],
+        [(received.shape, received.dtype), ((), jnp.int32), ((), jnp.bool)],
+        aliases={0: 0},
+    )
 
-    def reference(received: Array, start: Array, *part: Array) -> tuple[Array, Array, Array]:
-        received = lax.dynamic_update_slice_in_dim(received, jnp.stack(part), start, axis=1)
-        return received, start + columns, start < size - columns
 
-    results = [(received.shape, received.dtype), ((), jnp.int32), ((), jnp.bool)]
-    return custom_call_or(reference, "zen_place_part", [received, start, *part], results, aliases={0: 0})
+def take_reference(rows: Sequence[Array], start: Array, columns: int) -> Array:
+    """The pure-JAX lowering of `take`."""
+    return lax.dynamic_slice_in_dim(jnp.stack(rows), start, columns, axis=1)
+
+
+def place_reference(received: Array, start: Array, part: Sequence[Array]) -> tuple[Array, Array, Array]:
+    """The pure-JAX lowering of `place`."""
+    columns, size = part[0].size, received.shape[1]
+    placed = lax.dynamic_update_slice_in_dim(received, jnp.stack(part), start, axis=1)
+    return placed, start + columns, start < size - columns
