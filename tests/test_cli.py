@@ -227,14 +227,14 @@ def test_nobody_reads_what_it_prints(zen_jax, monkeypatch):
 
 def test_figures(zen_jax):
     pytest.importorskip("matplotlib")
-    np.savez("private.npz", _table=gradient()["embedding"])
+    np.savez("private.npz", **{"_table$_$": gradient()["embedding"]})
     assert zen_jax("profile", "private.npz", "--unit", "row", "--plot", "profile.svg")[0] == DONE
     assert zen_jax("estimate", "profile.json", "--plot", "estimate.pdf")[0] == DONE
     assert zen_jax("plan", "profile.json", "--plot", "plan.svg")[0] == DONE
     assert zen_jax("plan", "nothing.json", "--plot", "nothing.svg")[0] == DONE
     assert zen_jax("simulate", "profile.json", "--max-workers", 8, "--plot", "simulate.png")[0] == DONE
     assert zen_jax("simulate", "nothing.json", "--max-workers", 8, "--latency-us", 0, "--plot", "none.svg")[0] == DONE
-    assert re.search("<!-- density .*: _table", Path("profile.svg").read_text())
+    assert re.search(r"<!-- density .*: _table.*\$_.*\$", Path("profile.svg").read_text())
     assert "as planned" in Path("plan.svg").read_text()
     assert Path("estimate.pdf").read_bytes().startswith(b"%PDF")
     assert Path("simulate.png").read_bytes().startswith(b"\x89PNG")

@@ -110,6 +110,11 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def drawn(name: str) -> str:
+    """A name as matplotlib draws it letter by letter: between dollar signs it would read a formula."""
+    return name.replace("$", r"\$")
+
+
 def _draw(result: Result, path: Path) -> None:
     from matplotlib.figure import Figure  # only figures need it, and it is an extra
 

@@ -71,7 +71,7 @@ def _draw(rows: list[_Row], estimate: zen.Estimate, figure: Any) -> None:
     axes = figure.subplots()
     for i, (label, seconds) in enumerate(cases.items()):
         axes.barh([y + i * height for y in range(len(rows))], [each * 1e3 for each in seconds], height, label=label)
-    axes.set_yticks([y + height for y in range(len(rows))], [row.label for row in rows])
+    axes.set_yticks([y + height for y in range(len(rows))], [output.drawn(row.label) for row in rows])
     axes.invert_yaxis()
     axes.set(xlabel="estimated ms", title=f"{estimate.n} workers")
     axes.legend()

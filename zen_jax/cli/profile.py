@@ -55,7 +55,7 @@ def _draw(profile: zen.SparsityProfile, figure: Any) -> None:
     for name, leaf in profile.leaves.items():
         if leaf.by_width:
             finest = leaf.by_width[min(leaf.by_width)]
-            label = f"density {finest.density:.2%}: {name}"  # legends leave out labels that begin with _
+            label = f"density {finest.density:.2%}: {output.drawn(name)}"  # legends leave out labels that begin with _
             left.plot(workers, [finest.densification(k) for k in workers], marker=".", label=label)
             right.plot(finest.partition_skewness.keys(), finest.partition_skewness.values(), marker=".", label=label)
     left.set(xlabel="workers summed", ylabel="densification ratio", title="Sums grow denser")
