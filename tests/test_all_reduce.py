@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import zen_jax as zen
 from zen_jax import _axis
+from zen_jax.schemes.pull import PULL_FORMATS
 
 SCHEMES = zen.schemes.names()
 # The other schemes are for comparison and run the same code in every mode, so fewer runs suffice.
@@ -38,11 +39,19 @@ OPTIONS = {
     "room for a few": {"capacity": (3, 5)},
     "more room than units": {"capacity": (1000, 1000)},
     "murmur without room": {"hash": "murmur", "capacity": 1, "unit": "element"},
+    "others pull": {"pull_format": "others"},
+    "another seed, others pull, room for a few": {
+        "seed": 9,
+        "pull_format": "others",
+        "unit": "element",
+        "capacity": (3, 5),
+    },
     "bitmap pull": {"pull_format": "bitmap", "unit": "element"},
     "bitmap push, COO pull": {"push_format": "bitmap", "pull_format": "coo"},
     "the smaller push, dense pull": {"push_format": "auto", "pull_format": "dense", "capacity": (3, 5), "unit": 2},
     "murmur, bitmap push": {"hash": "murmur", "push_format": "bitmap", "unit": "element"},
     "murmur, bitmap pull": {"hash": "murmur", "pull_format": "bitmap", "unit": "element"},
+    "murmur, others pull": {"hash": "murmur", "pull_format": "others", "unit": "element"},
     "murmur, COO pull": {"hash": "murmur", "pull_format": "coo", "unit": 2},
     "murmur, dense pull": {"hash": "murmur", "pull_format": "dense", "capacity": (None, 5)},
 }
@@ -172,7 +181,14 @@ def check_special(n, kind, **options):
 
 
 @pytest.mark.parametrize(
-    "label", ["bitmap push, COO pull", "the smaller push, dense pull", "murmur without room", "murmur, bitmap pull"]
+    "label",
+    [
+        "bitmap push, COO pull",
+        "the smaller push, dense pull",
+        "murmur without room",
+        "murmur, bitmap pull",
+        "others pull",
+    ],
 )
 def test_options_for_float16(label):
     """Each format once, and each hash."""
@@ -186,7 +202,7 @@ def test_options_for_float16(label):
 def test_options_on_devices(mode):
     n = 4
     stack = structured(n, (31, 4), integers=False)["sparse elements"]
-    for label in ("two columns", "murmur without room", "room for a few", "bitmap pull"):
+    for label in ("two columns", "murmur without room", "room for a few", "bitmap pull", "others pull"):
         check(mode, n, stack, oracle.ordered_sum(stack), label, scheme="zen", op="sum", **OPTIONS[label])
 
 
@@ -418,19 +434,20 @@ def test_messages_in_parts(n, dtype, check_vma, monkeypatch):
     np.testing.assert_array_equal(*derivatives)
 
 
-@pytest.mark.parametrize("pull_format", ["hash_bitmap", "bitmap", "coo", "dense"])
+@pytest.mark.parametrize("pull_format", PULL_FORMATS)
 def test_what_a_plan_expects_goes_along_with_the_header(pull_format):
-    """A pull is then one all-gather; the others are in branches for shards that exceed the plan."""
+    """A pull is then one collective; the others are in branches for shards that exceed the plan."""
+    pulling = "all_to_all" if pull_format == "others" else "all_gather"
 
-    def all_gathers(capacity):
+    def pulls(capacity):
         options = {"scheme": "zen", "unit": "row", "capacity": capacity, "pull_format": pull_format}
         reduce = lambda x: zen.all_reduce(x, harness.AXIS, **options)
         traced = jax.make_jaxpr(reduce, axis_env=[(harness.AXIS, 4)])(jnp.zeros((500, 8)))
-        return sum(equation.primitive.name == "all_gather" for equation in traced.jaxpr.eqns)
+        return sum(equation.primitive.name == pulling for equation in traced.jaxpr.eqns)
 
-    agreement, header, dense = 1, 1, pull_format == "dense"
-    assert all_gathers((9, 9)) == agreement + header + dense
-    assert all_gathers(None) == agreement + header + dense  # so few units that there is one size
+    agreement, header, dense = pulling == "all_gather", 1, pull_format == "dense"
+    assert pulls((9, 9)) == agreement + header + dense
+    assert pulls(None) == (pulling == "all_to_all") + agreement + header + dense  # so few units that there is one size
     n, stack = 4, structured(4, (500, 8))["sparse rows"]
     for capacity in ((9, 1), (9, 3), (9, 500)):
         options = {"scheme": "zen", "unit": "row", "capacity": capacity, "pull_format": pull_format}

@@ -107,6 +107,16 @@ def message():
         (lambda: zen.kernels.partition_coo(coo(3)[0], *coo(3)[::2], 2, 1), ("values has dtype int32", "float32")),
         (lambda: zen.kernels.aggregate_encode(*message(), 5, 0), ("capacity=0", "at least 1")),
         (lambda: zen.kernels.aggregate(*message(), -1), ("size=-1", "at least 0")),
+        (lambda: zen.kernels.aggregate_for_others(*message(), 0, 1), ("size=0", "at least 1")),
+        (lambda: zen.kernels.aggregate_for_others(*(part[:1] for part in message()), 5, 1), ("n=1", "at least 2")),
+        (
+            lambda: zen.kernels.place_own(jnp.ones((4, 1)), jnp.ones((2, 1), jnp.uint32), *message(), divisor=0),
+            ("divisor=0", "at least 1"),
+        ),
+        (
+            lambda: zen.kernels.place_own(jnp.ones((4, 1)), jnp.ones((2, 2), jnp.uint32), *message()),
+            ("words has shape (2, 2)", "must have shape (2, 1)"),
+        ),
         (lambda: zen.kernels.aggregate(*message(), 5, divisor=0), ("divisor=0", "at least 1")),
         (lambda: zen.kernels.send_drawn(jnp.ones(3), jnp.ones(3), 1, jnp.float32(0)), ("step has dtype float32",)),
         (

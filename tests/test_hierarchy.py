@@ -128,7 +128,11 @@ def test_any_gradient(seed, density, by_row):
 
 @pytest.mark.parametrize(
     "options",
-    [{"unit": "row", "capacity": (3, 4)}, {"unit": "element", "capacity": 1, "hash": "murmur"}, {"unit": 2, "seed": 9}],
+    [
+        {"unit": "row", "capacity": (3, 4)},
+        {"unit": "element", "capacity": 1, "hash": "murmur"},
+        {"unit": 2, "seed": 9, "pull_format": "others"},
+    ],
     ids=str,
 )
 def test_options_change_no_bit(options):

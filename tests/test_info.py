@@ -45,12 +45,16 @@ def by_server(nonzero, owner, n):
     return np.bincount(owner[nonzero], minlength=n)
 
 
-def check_servers(info, nonzero, owner, size, planned, unit_bytes, push_bytes, pull_bytes):
-    """nonzero bool [n, U]; push_bytes and pull_bytes give the size of one message with room for so many units."""
+def check_servers(info, nonzero, owner, size, planned, unit_bytes, push_bytes, pull_bytes, in_pull=None):
+    """nonzero bool [n, U]; push_bytes and pull_bytes give the size of one message with room for so many units.
+
+    in_pull bool [M, U] are the units in messages of M kinds to pull, if not one of all that are non-zero.
+    """
     n = len(nonzero)
     pushed = np.stack([by_server(row, owner, n) for row in nonzero])
     pulled = by_server(nonzero.any(axis=0), owner, n)
-    fullest = room(pushed.max(), size, planned[0], unit_bytes), room(pulled.max(), size, planned[1], unit_bytes)
+    in_pull = pulled if in_pull is None else np.stack([by_server(row, owner, n) for row in in_pull])
+    fullest = room(pushed.max(), size, planned[0], unit_bytes), room(in_pull.max(), size, planned[1], unit_bytes)
     # Beside the messages, the 8 bytes in which each worker tells each other one its count before the push.
     np.testing.assert_allclose(info.bytes_pushed, (n - 1) * (push_bytes(fullest[0]) + 8), 1e-6)
     np.testing.assert_allclose(info.bytes_pulled, (n - 1) * pull_bytes(fullest[1]), 1e-6)
@@ -62,7 +66,7 @@ def check_servers(info, nonzero, owner, size, planned, unit_bytes, push_bytes, p
     assert info.dense_taken == 0
 
 
-FORMATS = [("coo", "hash_bitmap"), ("bitmap", "coo"), ("auto", "bitmap"), ("coo", "dense")]
+FORMATS = [("coo", "hash_bitmap"), ("coo", "others"), ("bitmap", "coo"), ("auto", "bitmap"), ("coo", "dense")]
 
 
 @pytest.mark.parametrize("planned", [(None, None), (30, 60)])
@@ -78,6 +82,7 @@ def test_zen_in_every_format(push_format, pull_format, planned, seed, density, s
     # Every pull comes with one count; `coo` includes it.
     pull_bytes = {
         "hash_bitmap": lambda c: 4 + bitmap(size) + c * UNIT_BYTES,
+        "others": lambda c: 8 + bitmap(size) + c * UNIT_BYTES,
         "bitmap": lambda c: 4 + bitmap(UNITS) + c * UNIT_BYTES,
         "coo": lambda c: coo(c, UNIT_BYTES),
         "dense": lambda c: 4 + size * UNIT_BYTES,
@@ -86,7 +91,9 @@ def test_zen_in_every_format(push_format, pull_format, planned, seed, density, s
     owner = oracle.server_of(np.arange(UNITS), n)
     nonzero = stack.any(axis=2)
     messages = push_bytes[push_format], pull_bytes[pull_format]
-    check_servers(info, nonzero, owner, size, planned, UNIT_BYTES, *messages)
+    of_others = np.stack([np.delete(nonzero, worker, axis=0).any(axis=0) for worker in range(n)])
+    in_pull = of_others if pull_format == "others" else None
+    check_servers(info, nonzero, owner, size, planned, UNIT_BYTES, *messages, in_pull)
     np.testing.assert_allclose(info.bytes_dense, 2 * (n - 1) * stack[0].nbytes / n, 1e-6)
 
 

@@ -241,6 +241,49 @@ def test_aggregate_encode_is_both_in_a_row(shape, dtype):
 
 
 @pytest.mark.parametrize("lowering", ["public", "reference"])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("n", [2, 5])
+def test_others_units_and_own_ones_are_the_sum(n, dtype, lowering):
+    """Each server sends what others touched, even if its sum is zero, and every worker has all of the mean."""
+    shape, kind = (67, 4), FLOATS[dtype]
+    for_others, place = (
+        importlib.import_module(f"zen_jax.kernels.{name}").reference if lowering == "reference" else public
+        for name, public in (
+            ("aggregate_for_others", zen.kernels.aggregate_for_others),
+            ("place_own", zen.kernels.place_own),
+        )
+    )
+    size = oracle.tiles(shape[0], n)
+
+    @jax.jit
+    def run(stack):
+        push = jax.vmap(lambda x: zen.kernels.partition(x, n, size, seed=SEED))(stack)
+        inbox = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), push)
+        words, units, held, nonzero = jax.vmap(lambda *m: for_others(*m, size, size, divisor=n))(*inbox)
+        words, units = (jnp.swapaxes(part, 0, 1) for part in (words, units))  # by worker, then by server
+        x = jax.vmap(lambda *m: zen.kernels.hash_bitmap_decode(*m, shape[0], seed=SEED))(words, units)
+        return words, held, nonzero, jax.vmap(lambda *m: place(*m, divisor=n, seed=SEED))(x, words, *push)
+
+    with jax.enable_x64(dtype == "float64"):
+        stack = sparse(np.random.default_rng(4), n, shape, 0.1, kind)
+        stack[0, 0], stack[1, 0], stack[2:, 0] = 1, -1, 0  # a sum that cancels
+        stack[:, 1] = 0
+        stack[1, 1, :2] = [3, -0.0]  # a unit of one worker
+        words, held, nonzero, means = jax.device_get(run(stack))
+    mean = oracle.ordered_sum(stack, n)
+    touched = (stack != 0).any(axis=2)
+    for worker in range(n):
+        lacking = np.flatnonzero(np.delete(touched, worker, axis=0).any(axis=0))
+        for server in range(n):
+            positions = lacking[oracle.server_of(lacking, n, SEED) == server] // n
+            bits = np.unpackbits(words[worker, server].view(np.uint8), bitorder="little")
+            np.testing.assert_array_equal(np.flatnonzero(bits), positions)
+            assert held[server, worker] == len(positions)
+        assert_same_bits(means[worker], mean)
+    assert nonzero.sum() == (mean != 0).any(axis=1).sum()
+
+
+@pytest.mark.parametrize("lowering", ["public", "reference"])
 def test_decode_ignores_padding_and_missing_values(lowering):
     """Bits of units beyond the gradient and of ranks beyond the capacity give zeros, not out-of-bounds reads."""
     n, size, capacity = 3, 10, 2

@@ -345,3 +345,26 @@ def test_bad_simulations():
 def test_theorem_2_bounds_random_bins(balls, n, seed):
     bins = np.random.default_rng(seed).multinomial(balls, np.full(n, 1 / n))
     assert bins.max() <= fullest_bin(balls / n)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_a_measured_cluster_may_leave_out_what_a_worker_has(n):
+    """Fewer bytes the fewer workers there are, at the price of work: planned if that is known."""
+    steps = [zipf_gradients(n, 20_000, 16, 4000, seed) for seed in range(4)]
+    profile = zen.profile(*map(jnp.asarray, steps[:2]), unit="row")
+    unit = profile.leaves["(array)"].by_width[16]
+    known = {"kernels": {"for_others": zen.KernelCost(0.0, 0.0)}}
+    by_bytes, measured = (zen.Cluster(n, inter_gbps=1e-3, **kernels) for kernels in ({}, known))
+    plans = [zen.plan(profile, cluster, schemes=("dense_ordered", "zen")) for cluster in (by_bytes, measured)]
+    formats = [plan.leaves["(array)"].pull_format for plan in plans]
+    assert formats == ["hash_bitmap", "others"]
+    for step in steps[2:]:
+        moved = []
+        for plan in plans:
+            reduce = lambda x, plan=plan: zen.all_reduce(x, AXIS, return_info=True, **plan.leaves["(array)"].options)
+            info = harness.spmd(lambda x, reduce=reduce: reduce(x)[1], "vmap", n)(step)
+            moved.append(float(info.bytes_pulled[0]))
+            assert float(info.rounds[0]) == 1
+        np.testing.assert_allclose(moved[1] / moved[0], unit.unions[-2] / unit.unions[-1], 0.15)
+    slow = zen.Cluster(n, inter_gbps=1e-3, kernels={"for_others": zen.KernelCost(1e-3, 1e-3)})
+    assert zen.plan(profile, slow, schemes=("dense_ordered", "zen")).leaves["(array)"].pull_format == "hash_bitmap"

@@ -51,6 +51,7 @@ def check_schemes(spmd, psum, count, chosen):
     schemes = {name: {"scheme": name} for name in chosen or zen.schemes.names() if name != "dense"}
     if not chosen:
         schemes["zen, several rungs"] = {"scheme": "zen", "unit": "element", "capacity": (1, 2)}
+        schemes["zen, others pull"] = {"scheme": "zen", "pull_format": "others"}
         schemes["zen, other formats"] = {"scheme": "zen", "push_format": "bitmap", "pull_format": "bitmap"}
     always_dense, sometimes_dense = {"dense_ordered"}, {"auto", "agsparse", "sparcml"}
     for scheme, options in schemes.items():

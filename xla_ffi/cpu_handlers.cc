@@ -13,6 +13,7 @@
 #include "xla_ffi/attributes.h"
 #include "xla_ffi/cpu/aggregate.h"
 #include "xla_ffi/cpu/aggregate_encode.h"
+#include "xla_ffi/cpu/aggregate_for_others.h"
 #include "xla_ffi/cpu/error_feedback.h"
 #include "xla_ffi/cpu/hash_bitmap_decode.h"
 #include "xla_ffi/cpu/hash_bitmap_encode.h"
@@ -22,6 +23,7 @@
 #include "xla_ffi/cpu/partition.h"
 #include "xla_ffi/cpu/partition_coo.h"
 #include "xla_ffi/cpu/parts.h"
+#include "xla_ffi/cpu/place_own.h"
 #include "xla_ffi/cpu/pool_parallel.h"
 #include "xla_ffi/cpu/unique_ids.h"
 #include "xla_ffi/registration.h"
@@ -180,6 +182,22 @@ ffi::Error aggregate_encode_handler(Pool pool, ffi::AnyBuffer positions, ffi::An
   });
 }
 
+ffi::Error aggregate_for_others_handler(Pool pool, ffi::AnyBuffer positions, ffi::AnyBuffer values,
+                                        ffi::AnyBuffer counts, Result words, Result units, Result held, Result nonzero,
+                                        attr::Divisor divisor, attr::Size size) {
+  const auto problem =
+      check_aggregate_for_others(positions, values, counts, *divisor, *size, *words, *units, *held, *nonzero);
+  if (problem.has_error()) return problem.error();
+  return launch(pool, [&](const Context& context) {
+    with_float(values.element_type(), [&](auto element) {
+      using T = decltype(element);
+      aggregate_for_others(*problem, data<const int32_t>(positions), data<const T>(values),
+                           data<const int32_t>(counts), *divisor, data<uint32_t>(*words), data<T>(*units),
+                           data<int32_t>(*held), data<int32_t>(*nonzero), context);
+    });
+  });
+}
+
 ffi::Error encode_handler(Pool pool, ffi::AnyBuffer shard, Result words, Result values, Result count) {
   const auto problem = check_encode(shard, *words, *values, *count);
   if (problem.has_error()) return problem.error();
@@ -200,6 +218,20 @@ ffi::Error decode_handler(Pool pool, ffi::AnyBuffer words, ffi::AnyBuffer values
       using Bits = decltype(bits);
       hash_bitmap_decode(*problem, data<const uint32_t>(words), data<const Bits>(values), *seed, data<Bits>(*out),
                          context);
+    });
+  });
+}
+
+ffi::Error place_own_handler(Pool pool, ffi::AnyBuffer x, ffi::AnyBuffer words, ffi::AnyBuffer positions,
+                             ffi::AnyBuffer values, ffi::AnyBuffer counts, Result placed, attr::Divisor divisor,
+                             attr::Seed seed) {
+  const auto problem = check_place_own(x, words, positions, values, counts, *divisor, *placed);
+  if (problem.has_error()) return problem.error();
+  return launch(pool, [&](const Context& context) {
+    with_float(x.element_type(), [&](auto element) {
+      using T = decltype(element);
+      place_own(*problem, data<const uint32_t>(words), data<const int32_t>(positions), data<const T>(values),
+                data<const int32_t>(counts), *divisor, *seed, data<T>(*placed), context);
     });
   });
 }
@@ -396,8 +428,10 @@ const std::vector<Registration>& registrations() {
       {"zen_unique_ids", call<unique_ids_handler>},
       {"zen_aggregate", call<aggregate_handler>},
       {"zen_aggregate_encode", call<aggregate_encode_handler>},
+      {"zen_aggregate_for_others", call<aggregate_for_others_handler>},
       {"zen_hash_bitmap_encode", call<encode_handler>},
       {"zen_hash_bitmap_decode", call<decode_handler>},
+      {"zen_place_own", call<place_own_handler>},
       {"zen_pack", call_pack},
       {"zen_unpack", call<unpack_handler>},
       {"zen_unpack_joined", call<unpack_joined_handler>},

@@ -38,10 +38,19 @@ ffi::ErrorOr<AggregateEncodeProblem> check_aggregate_encode(ffi::AnyBuffer posit
                                                             ffi::AnyBuffer words, ffi::AnyBuffer units,
                                                             ffi::AnyBuffer count);
 
+ffi::ErrorOr<AggregateEncodeProblem> check_aggregate_for_others(ffi::AnyBuffer positions, ffi::AnyBuffer values,
+                                                                ffi::AnyBuffer counts, int64_t divisor, int64_t size,
+                                                                ffi::AnyBuffer words, ffi::AnyBuffer units,
+                                                                ffi::AnyBuffer held, ffi::AnyBuffer nonzero);
+
 ffi::ErrorOr<EncodeProblem> check_encode(ffi::AnyBuffer shard, ffi::AnyBuffer words, ffi::AnyBuffer values,
                                          ffi::AnyBuffer count);
 
 ffi::ErrorOr<DecodeProblem> check_decode(ffi::AnyBuffer words, ffi::AnyBuffer values, ffi::AnyBuffer out);
+
+ffi::ErrorOr<DecodeProblem> check_place_own(ffi::AnyBuffer x, ffi::AnyBuffer words, ffi::AnyBuffer positions,
+                                            ffi::AnyBuffer values, ffi::AnyBuffer counts, int64_t divisor,
+                                            ffi::AnyBuffer placed);
 
 // `messages` holds one message for each bucket.
 ffi::ErrorOr<MessageProblem> check_pack(ffi::AnyBuffer head, ffi::AnyBuffer positions, ffi::AnyBuffer values,

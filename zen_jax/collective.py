@@ -10,8 +10,7 @@ from zen_jax._typing import Array, AxisName, Capacity, Unit
 from zen_jax.info import Info, make_info
 from zen_jax.schemes import registry
 from zen_jax.schemes.partitioning import HASHES
-from zen_jax.schemes.pull import PULL_FORMATS
-from zen_jax.schemes.push import PUSH_FORMATS
+from zen_jax.schemes.pull import check_formats
 from zen_jax.sparse import SparseGradient, is_sparse
 from zen_jax.trees import densified, values_of
 from zen_jax.units import unit_width
@@ -60,8 +59,9 @@ def all_reduce(
         auto where it runs zen.
       push_format: for the same schemes, "coo", "bitmap" over a server's units, or "auto": the smaller of the two,
         which is the bitmap above density 1/32.
-      pull_format: for the same schemes, "hash_bitmap", or for comparison "coo", "bitmap" (a bit for each unit of the
-        tensor from each server) or "dense".
+      pull_format: for the same schemes, "hash_bitmap"; "others", which sends no worker what it alone touched, so fewer
+        bytes the fewer workers there are, from COO pushes only; or for comparison "coo", "bitmap" (a bit for each unit
+        of the tensor from each server) or "dense".
       seed: seed of the hash, the same on every worker.
       intra_axis: the axis of one machine's devices; `axis_name` is then the axis of machines. Devices reduce-scatter
         and all-gather densely within a machine, and each uses the scheme to reduce its share of the machine's sum with
@@ -89,8 +89,7 @@ def all_reduce(
     """
     errors.check_choice("op", op, OPS)
     errors.check_choice("hash", hash, HASHES)
-    errors.check_choice("push_format", push_format, PUSH_FORMATS)
-    errors.check_choice("pull_format", pull_format, PULL_FORMATS)
+    check_formats(push_format, pull_format)
     run = registry.get(scheme, intra_axis)
     errors.check_seed(seed)
     x = _checked(x)

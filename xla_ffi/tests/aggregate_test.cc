@@ -1,5 +1,5 @@
-// aggregate() and aggregate_encode() against the definition: sums in worker order, bit for bit, while the caller's
-// thread flushes subnormals.
+// aggregate(), aggregate_encode() and aggregate_for_others() against the definition: sums in worker order, bit for bit,
+// while the caller's thread flushes subnormals.
 #include "xla_ffi/cpu/aggregate.h"
 
 #include <algorithm>
@@ -20,6 +20,7 @@
 
 #include "cuda/common/bits.h"
 #include "xla_ffi/cpu/aggregate_encode.h"
+#include "xla_ffi/cpu/aggregate_for_others.h"
 #include "xla_ffi/cpu/hash_bitmap_encode.h"
 #include "xla_ffi/tests/check.h"
 #include "xla_ffi/tests/contexts.h"
@@ -103,6 +104,53 @@ void test_encode(const AggregateProblem& p, const int32_t* positions, const T* v
   }
 }
 
+// aggregate_for_others() sends every worker what the shard holds of the units that another one sent.
+template <typename T>
+void test_for_others(const AggregateProblem& p, const int32_t* positions, const T* values, const int32_t* counts,
+                     int64_t divisor, const std::vector<T>& shard, const Context& context) {
+  const int64_t word_count = bitmap_words(p.size);
+  for (const int64_t room : {p.size + 1, p.size / 3 + 1}) {
+    std::vector<uint32_t> words(p.batch * p.n * word_count, 7);
+    std::vector<T> units(p.batch * p.n * room * p.width);
+    std::vector<int32_t> held(p.batch * p.n), nonzero(p.batch);
+    aggregate_for_others({p, room}, positions, values, counts, divisor, words.data(), units.data(), held.data(),
+                         nonzero.data(), context);
+    for (int64_t b = 0; b < p.batch; ++b) {
+      std::vector<int64_t> senders(p.size), sender(p.size);
+      for (int64_t bucket = b * p.n; bucket < (b + 1) * p.n; ++bucket) {
+        for (int64_t entry = 0; entry < std::min<int64_t>(counts[bucket], p.capacity); ++entry) {
+          const int64_t unit = positions[bucket * p.capacity + entry];
+          if (unit < 0 || unit >= p.size) continue;
+          ++senders[unit];
+          sender[unit] = bucket;
+        }
+      }
+      const T* const item = shard.data() + b * p.size * p.width;
+      int32_t expected_nonzero = 0;
+      for (int64_t unit = 0; unit < p.size; ++unit) {
+        expected_nonzero += std::any_of(item + unit * p.width, item + (unit + 1) * p.width,
+                                        [](const T& x) { return widen(x) != 0; });
+      }
+      ZEN_CHECK(nonzero[b] == expected_nonzero);
+      for (int64_t bucket = b * p.n; bucket < (b + 1) * p.n; ++bucket) {
+        int32_t rank = 0;
+        for (int64_t unit = 0; unit < word_count * kBitsPerWord; ++unit) {
+          const bool lacks = unit < p.size && senders[unit] > (sender[unit] == bucket ? 1 : 0);
+          const uint32_t word = words[bucket * word_count + unit / kBitsPerWord];
+          ZEN_CHECK((word >> (unit % kBitsPerWord) & 1) == lacks);
+          if (!lacks) continue;
+          const T* const sum = item + unit * p.width;
+          if (rank < room) {
+            ZEN_CHECK(std::equal(sum, sum + p.width, units.data() + (bucket * room + rank) * p.width, same_bits<T>));
+          }
+          ++rank;
+        }
+        ZEN_CHECK(held[bucket] == rank);
+      }
+    }
+  }
+}
+
 // Strictly ascending positions, some outside the shard on either side; counts below, at and above the capacity.
 template <typename T>
 void test(const AggregateProblem& p, int64_t divisor) {
@@ -143,6 +191,8 @@ void test(const AggregateProblem& p, int64_t divisor) {
 #endif
     ZEN_CHECK(std::equal(expected.begin(), expected.end(), shard.begin(), same_bits<T>));
     test_encode(p, positions.data(), values.data(), counts.data(), divisor, shard, context);
+    if (p.size == 0 || p.width == 0 || p.n == 1) return;
+    test_for_others(p, positions.data(), values.data(), counts.data(), divisor, shard, context);
   });
 }
 

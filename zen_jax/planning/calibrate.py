@@ -142,10 +142,14 @@ def _measure_kernels(mesh: Mesh, axis_name: AxisName, max_over_processes: MaxOve
         "sum": lambda x: sum_in_order(x.reshape(n, -1), divisor=1),
         "copy": lambda half: jnp.concatenate([half, half]),
     }
+    if n > 1:  # a worker alone has no others
+        runs["for_others"] = lambda *inbox: kernels.aggregate_for_others(*inbox, size, size)
     timed = {name: _on_workers(run, mesh, axis_name) for name, run in runs.items()}
     moved, seconds = [], []
     for density in DENSITIES:
-        for name, (operands, *nbytes) in _kernel_operands(n, size, room, density).items():
+        charged = _kernel_operands(n, size, room, density)
+        for name in runs:
+            operands, *nbytes = charged[name]
             operands = [_on_every_device(np.asarray(operand), mesh) for operand in operands]
             seconds.append(
                 _seconds(lambda name=name, operands=operands: timed[name](*operands), max_over_processes, WARM_UP)
@@ -153,9 +157,9 @@ def _measure_kernels(mesh: Mesh, axis_name: AxisName, max_over_processes: MaxOve
             moved.append(nbytes)
     shape = (len(DENSITIES), len(runs))
     agreed = max_over_processes(np.reshape(seconds, shape))
-    charged = np.reshape(moved, (*shape, 2))
+    bytes_moved = np.reshape(moved, (*shape, 2))
     # Linear algebra rounds differently on other CPUs, but all processes must make the same plan.
-    costs = max_over_processes([_fit(charged[:, i], agreed[:, i]) for i in range(len(runs))])
+    costs = max_over_processes([_fit(bytes_moved[:, i], agreed[:, i]) for i in range(len(runs))])
     return {name: KernelCost(*cost) for name, cost in zip(runs, costs.tolist(), strict=True)}
 
 
@@ -165,10 +169,16 @@ def _kernel_operands(n: int, size: int, room: int, density: float) -> dict[str, 
     x = jnp.broadcast_to(jnp.asarray(touched, jnp.float32)[:, None], (size * n, COLUMNS))
     whole, held = float(x.nbytes), float(touched.sum() * COLUMNS * 4)
     words, units, _ = jax.vmap(lambda shard: kernels.hash_bitmap_encode(shard, room))(x.reshape(n, size, -1))
+    inbox = kernels.partition(x, n, room)
+    senders = np.zeros(size, int)
+    for positions, count in zip(*map(np.asarray, inbox[::2]), strict=True):
+        senders[positions[:count]] += 1
+    lacking = n * np.count_nonzero(senders) - np.count_nonzero(senders == 1)  # by any worker
     return {
         "partition": ((x,), whole, held),
-        "aggregate": (kernels.partition(x, n, room), whole / n, held),
+        "aggregate": (inbox, whole / n, held),
         "encode": ((x,), whole, held),
+        "for_others": (inbox, whole / n, float(lacking * COLUMNS * 4)),
         "decode": ((words, units), whole, held),
         "sum": ((x,), whole, 0.0),
         "copy": ((x[: size * n // 2],), whole, 0.0),

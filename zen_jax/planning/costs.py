@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil, prod
+from math import ceil, prod, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +26,8 @@ from zen_jax.schemes.pull import PULL_FORMATS, PullFormat
 from zen_jax.schemes.servers import COUNT_BYTES, push_bytes, sparse_limit
 
 HEADROOM = 1.03  # ratio of a planned capacity to the fullest message profiled
-PUSH_FORMATS_TO_TRY = ("coo", "bitmap")
 PULL_FORMATS_TO_TRY = ("hash_bitmap", "coo", "dense")
+FORMATS_TO_TRY = (*itertools.product(("coo", "bitmap"), PULL_FORMATS_TO_TRY), ("coo", "others"))
 
 
 class Exchange(NamedTuple):
@@ -132,7 +132,7 @@ def _dense(leaf: LeafProfile, n: int) -> Iterator[Candidate]:
 def _zen(unit: UnitProfile, leaf: LeafProfile, n: int) -> Iterator[Candidate]:
     """Equation 1, with the measured union in place of gamma^n d and every message as full as the fullest."""
     hashed, ordered = TileRotation(unit.units, n, seed=0), next(_dense(leaf, n))
-    for formats in itertools.product(PUSH_FORMATS_TO_TRY, PULL_FORMATS_TO_TRY):
+    for formats in FORMATS_TO_TRY:
         on_servers = partial(_on_servers, "zen", hashed, unit, leaf, n, (unit.push, unit.pull), *formats)
         zen, limit = on_servers(), sparse_limit(formats[0], _pull(formats[1], hashed, unit, leaf))
         yield zen
@@ -164,7 +164,10 @@ def _on_servers(
     pull_format: str,
     most: int | None = None,
 ) -> Candidate:
-    """A scheme with servers, whose fullest messages of push and pull hold `fullest` units, and no push over `most`."""
+    """A scheme with servers, whose fullest messages of push and shard hold `fullest` units, and no push over `most`."""
+    others = pull_format == "others"
+    if others:
+        fullest = fullest[0], _fullest_for_others(unit, n)
     most = partitioning.size if most is None else most
     rooms = (most, min(partitioning.size, n * most))
     capacity = tuple(planned_capacity(count, room) for count, room in zip(fullest, rooms, strict=True))
@@ -175,22 +178,33 @@ def _on_servers(
     exchanges = (
         Exchange("all_gather", (n - 1) * COUNT_BYTES),
         Exchange("all_to_all", (n - 1) * (pushed - COUNT_BYTES)),
-        *(Exchange("all_gather", (n - 1) * nbytes) for nbytes in gathered),
+        *(Exchange("all_to_all" if others else "all_gather", (n - 1) * nbytes) for nbytes in gathered),
     )
     whole, unit_bytes = leaf.nbytes, unit.width * pull.dtype.itemsize
-    sent, union = unit.nonzero * unit_bytes, unit.unions[-1] * unit_bytes
+    sent, union, lacking = (units * unit_bytes for units in (unit.nonzero, unit.unions[-1], unit.unions[-2]))
     pushing = {
         "coo": (Work("aggregate", whole / n, sent),),
         "bitmap": (Work("decode", whole, sent), Work("sum", whole, 0)),
     }
     pulling = {
         "hash_bitmap": (Work("encode", whole / n, union / n), Work("decode", whole, union)),
+        "others": (Work("for_others", whole / n, lacking), Work("decode", whole, lacking), Work("copy", 2 * sent, 0)),
         "coo": (Work("partition", whole / n, union / n), Work("aggregate", whole, union)),
         "dense": (Work("decode", whole, whole),),
     }
     copied = Work("copy", 2 * n * (pushed + body), 0)
-    work = (Work("partition", whole, sent), *pushing[push_format], *pulling[pull_format], copied)
+    received = () if others else pushing[push_format]  # which are summed as they are encoded
+    work = (Work("partition", whole, sent), *received, *pulling[pull_format], copied)
     return Candidate(scheme, unit.width, capacity, exchanges, work, push_format, pull_format)
+
+
+def _fullest_for_others(unit: UnitProfile, n: int) -> int:
+    """The fullest shard without what the worker that gets it touched alone: of the mean, a worker's share may be less.
+
+    Workers touch unevenly many units, and hash them evenly but for twice the square root of how many a server gets.
+    """
+    alone, uneven = (unit.unions[-1] - unit.unions[-2]) / n, unit.partial_sums[0] / max(1.0, unit.nonzero)
+    return min(unit.pull, ceil(unit.pull - alone * max(0.0, 2 - uneven) + 2 * sqrt(alone)))
 
 
 def _pull(pull_format: str, partitioning: Partitioning, unit: UnitProfile, leaf: LeafProfile) -> PullFormat:

@@ -155,6 +155,8 @@ def estimate_leaf(leaf: LeafProfile, cluster: Cluster, n: int) -> dict[str, Esti
     inside = _seconds_inside(leaf.nbytes, cluster, n)
     found: dict[str, Estimated] = {}
     for candidate in candidates(travelling, n):
+        if candidate.pull_format == "others" and "for_others" not in cluster.kernels:
+            continue  # fewer bytes, but more work, and not everywhere by a custom call: only known costs can weigh it
         way = Estimated(candidate, inside + candidate.seconds(cluster, n))
         if candidate.scheme not in found or way.seconds < found[candidate.scheme].seconds:
             found[candidate.scheme] = way

@@ -19,8 +19,7 @@ from zen_jax.planning.sparsity import LeafProfile, SparsityProfile
 from zen_jax.planning.table import table
 from zen_jax.row_sparse import is_row_sparse
 from zen_jax.schemes import registry
-from zen_jax.schemes.pull import PULL_FORMATS
-from zen_jax.schemes.push import PUSH_FORMATS
+from zen_jax.schemes.pull import check_formats
 from zen_jax.units import unit_width
 
 WORKER_ORDER_SCHEMES = ("dense_ordered", "auto", "zen", "agsparse", "sparse_ps", "omnireduce")
@@ -64,8 +63,7 @@ class LeafPlan(Route):
         for name, value in plain.items():
             object.__setattr__(self, name, value)
         errors.check_choice("scheme", self.scheme, registry.names())
-        errors.check_choice("push_format", self.push_format, PUSH_FORMATS)
-        errors.check_choice("pull_format", self.pull_format, PULL_FORMATS)
+        check_formats(self.push_format, self.pull_format)
         errors.check_at_least("unit", self.unit, 1)
         errors.check_array_shape(self.shape)
         unit_width(self.shape, self.unit, n=1)  # refuses one that does not divide the columns
@@ -172,8 +170,9 @@ def plan(
     larger size. `auto` in a plan is zen, with steps that go dense if that moves fewer bytes.
 
     Leaves are sent as one, in a bucket, where that takes no longer: sparse tables with rows of one length as one table,
-    and leaves of fewer bytes than the profile's `dense_below` as one dense vector. Joining costs copies, which only a
-    cluster with measured kernels can weigh: without, tables of more bytes are sent by themselves.
+    and leaves of fewer bytes than the profile's `dense_below` as one dense vector. Joining costs copies, and pulls by
+    `others` save bytes at the price of work: both only where the cluster's kernels were measured. Without, tables of
+    more bytes are sent by themselves.
 
     Args:
       profile: from `zen_jax.profile`.

@@ -9,8 +9,12 @@ import numpy as np
 from zen_jax import hashing, kernels
 from zen_jax._typing import Array
 from zen_jax.kernels.hash_bitmap_decode import decode_at
+from zen_jax.kernels.place_own import place_at
 from zen_jax.sparse import SparseGradient, is_sparse, nan_if_altered
 from zen_jax.trees import densified
+
+Buckets = tuple[Array, Array, Array]
+"""Positions int32 [n, C], values [n, C, D] and counts int32 [n] of the units for each of n servers."""
 
 
 class Partitioning(ABC):
@@ -21,11 +25,15 @@ class Partitioning(ABC):
         self.size = -(-units // n)
 
     @abstractmethod
-    def partition(self, x: Array | SparseGradient, capacity: int) -> tuple[Array, Array, Array]:
+    def partition(self, x: Array | SparseGradient, capacity: int) -> Buckets:
         """As `zen_jax.kernels.partition`, on x [U, D]."""
 
     def decode(self, words: Array, values: Array) -> Array:
         """As `zen_jax.kernels.hash_bitmap_decode`, on values [n, C, D]; only of hashed units."""
+        raise NotImplementedError
+
+    def place_own(self, x: Array, words: Array, buckets: Buckets, divisor: int) -> Array:
+        """As `zen_jax.kernels.place_own`, on x [U, D] and what `partition` returned; only of hashed units."""
         raise NotImplementedError
 
     @abstractmethod
@@ -39,7 +47,7 @@ class Partitioning(ABC):
 class TileRotation(Partitioning):
     """`zen_jax.hashing`'s h0: every server owns exactly ceil(U/n) units, in closed form."""
 
-    def partition(self, x: Array | SparseGradient, capacity: int) -> tuple[Array, Array, Array]:
+    def partition(self, x: Array | SparseGradient, capacity: int) -> Buckets:
         if not is_sparse(x):
             return kernels.partition(x, self.n, capacity, seed=self.seed)
         x = nan_if_altered(x)
@@ -49,6 +57,9 @@ class TileRotation(Partitioning):
 
     def decode(self, words: Array, values: Array) -> Array:
         return kernels.hash_bitmap_decode(words, values, self.units, seed=self.seed)
+
+    def place_own(self, x: Array, words: Array, buckets: Buckets, divisor: int) -> Array:
+        return kernels.place_own(x, words, *buckets, divisor=divisor, seed=self.seed)
 
     def indices(self, positions: Array) -> Array:
         return hashing.index_of(np.arange(self.n)[:, None], positions, self.n, self.seed)
@@ -65,7 +76,7 @@ class MurmurTables(Partitioning):
         self.server, self.position, sizes = hashing.server_tables(units, n, seed)
         self.size = int(sizes.max())
 
-    def partition(self, x: Array | SparseGradient, capacity: int) -> tuple[Array, Array, Array]:
+    def partition(self, x: Array | SparseGradient, capacity: int) -> Buckets:
         x = densified(x)
         found, _, total = kernels.partition(x, 1, self.units)
         held = jnp.arange(self.units, dtype=jnp.int32) < total
@@ -81,6 +92,9 @@ class MurmurTables(Partitioning):
     def decode(self, words: Array, values: Array) -> Array:
         return decode_at(words, values, jnp.asarray(self.server), jnp.asarray(self.position))
 
+    def place_own(self, x: Array, words: Array, buckets: Buckets, divisor: int) -> Array:
+        return place_at(x, words, *buckets, self.indices(buckets[0]), divisor)
+
     def indices(self, positions: Array) -> Array:
         table = np.full((self.n, self.size), self.units, np.int32)
         table[self.server, self.position] = np.arange(self.units, dtype=np.int32)
@@ -90,7 +104,7 @@ class MurmurTables(Partitioning):
 class Contiguous(Partitioning):
     """Even ranges of ceil(U/n) consecutive units, as if non-zeros lay evenly; imbalanced, as the paper shows."""
 
-    def partition(self, x: Array, capacity: int) -> tuple[Array, Array, Array]:
+    def partition(self, x: Array, capacity: int) -> Buckets:
         ranges = jnp.pad(x, ((0, self.n * self.size - self.units), (0, 0))).reshape(self.n, self.size, -1)
         positions, values, counts = jax.vmap(lambda units: kernels.partition(units, 1, capacity))(ranges)
         return positions[:, 0], values[:, 0], counts[:, 0]

@@ -22,6 +22,9 @@ class Received(Protocol):
     def hash_bitmap(self) -> tuple[Array, Array, Array]:
         """`kernels.hash_bitmap_encode` of the sum, with room for all T units."""
 
+    def for_others(self) -> tuple[Array, Array, Array, Array]:
+        """`kernels.aggregate_for_others` of COO messages, with room for all T units."""
+
 
 class Messages(NamedTuple):
     """COO messages from n workers; with a sparse pull, their sum is never written as a shard."""
@@ -38,6 +41,9 @@ class Messages(NamedTuple):
     def hash_bitmap(self) -> tuple[Array, Array, Array]:
         return kernels.aggregate_encode(*self[:4], self.size, divisor=self.divisor)
 
+    def for_others(self) -> tuple[Array, Array, Array, Array]:
+        return kernels.aggregate_for_others(*self[:4], self.size, divisor=self.divisor)
+
 
 class Summed(NamedTuple):
     """The sum itself [T, D]."""
@@ -49,6 +55,9 @@ class Summed(NamedTuple):
 
     def hash_bitmap(self) -> tuple[Array, Array, Array]:
         return kernels.hash_bitmap_encode(self.sum, self.sum.shape[0])
+
+    def for_others(self) -> tuple[Array, Array, Array, Array]:
+        raise NotImplementedError  # bitmaps were decoded: who sent what is no longer known
 
 
 def message_format(push_format: str, size: int, capacity: int, width: int, dtype: jnp.dtype) -> tuple[str, int]:

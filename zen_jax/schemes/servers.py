@@ -16,15 +16,13 @@ from zen_jax.info import Info, density, make_info
 from zen_jax.schemes.dense import dense_bytes, dense_ordered
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
 from zen_jax.schemes.options import ReduceOptions
-from zen_jax.schemes.partitioning import Partitioning
-from zen_jax.schemes.pull import PULL_FORMATS, PullFormat, Units
+from zen_jax.schemes.partitioning import Buckets, Partitioning
+from zen_jax.schemes.pull import PULL_FORMATS, Outgoing, PullFormat, Units
 from zen_jax.schemes.push import message_format, push
 from zen_jax.sparse import SparseGradient, is_sparse
 from zen_jax.trees import densified
 
 COUNT_BYTES = 8  # sent from each worker to each to agree on the push capacity
-
-Buckets = tuple[Array, Array, Array]
 
 
 def reduce_on_servers(
@@ -94,7 +92,7 @@ def reduce_on_servers(
 
 def _named(units: int, n: int, options: ReduceOptions) -> tuple[int, str]:
     """How many units 32 bits must name, and what names them: each server its own units, or one numbering for all."""
-    if options.hash == "murmur" or options.pull_format in ("coo", "bitmap"):
+    if options.hash == "murmur" or options.pull_format in ("coo", "bitmap", "others"):
         return units, f"hash={options.hash!r} with pull_format={options.pull_format!r}"
     return -(-units // n), f"each of {n} servers"
 
@@ -137,7 +135,7 @@ def _exchange_sparse(
     pull: PullFormat,
     top: int,
     buckets: Buckets,
-    fullest: Array,
+    fullest_push: Array,
     stats: dict[str, Array],
     axis_name: AxisName,
     options: ReduceOptions,
@@ -153,40 +151,38 @@ def _exchange_sparse(
     expected = options.planned_capacity(1) or len(pull_rungs) == 1
     with_header = pull_rungs[0] if expected and pull.joins_header else 0
 
-    def push_with(capacity: int, *buckets: Array) -> tuple[Array, Array, Units]:
+    def push_with(capacity: int, *buckets: Array) -> Outgoing:
         received = push(options.push_format, buckets, capacity, size, axis_name, options.divisor(n))
         return pull.encode(received, axis_name)
 
-    def pull_with(
-        capacity: int, headers: Array, counts: Array, units: Units | None, mine: Units, count: Array
-    ) -> Array:
+    def pull_with(capacity: int, headers: Array, units: Units | None, outgoing: Outgoing) -> Array:
         if rest := capacity - with_header:
-            message = pull.pack(headers[0, :0], mine, count, with_header, rest)
-            _, more = pull.unpack(_axis.all_gather(message, axis_name), 0, rest)
+            messages = pull.pack(outgoing.words[:, :0], outgoing, with_header, rest)
+            _, more = pull.unpack(pull.send(messages, axis_name), 0, rest)
             units = more if units is None else units.followed_by(more)
-        return pull.decode(headers, counts, units)
+        return pull.decode(headers, units)
 
-    push_rung = rung_for(fullest, push_rungs)
-    words, count, mine = lax.switch(push_rung, [partial(push_with, c) for c in push_rungs], *buckets)
-    header = jnp.append(words, count.astype(jnp.uint32))  # which saves a collective of its own
+    push_rung = rung_for(fullest_push, push_rungs)
+    outgoing = lax.switch(push_rung, [partial(push_with, c) for c in push_rungs], *buckets)
+    headers, units = pull.headers(outgoing), None
     if with_header:
-        messages = _axis.all_gather(pull.pack(header, mine, count, 0, with_header), axis_name)
-        headers, units = pull.unpack(messages, header.size, with_header)
+        messages = pull.send(pull.pack(headers, outgoing, 0, with_header), axis_name)
+        headers, units = pull.unpack(messages, headers.shape[1], with_header)
     else:
-        headers, units = _axis.all_gather(header, axis_name), None
-    headers, shard_counts = headers[:, :-1], headers[:, -1].astype(jnp.int32)
-    fullest_shard = options.pmax_over_machine(jnp.max(shard_counts))
-    pull_rung = rung_for(fullest_shard, pull_rungs)
-    pulled = headers, shard_counts, units, mine, count
-    reduced = lax.switch(pull_rung, [partial(pull_with, c) for c in pull_rungs], *pulled)
+        headers = pull.send(headers, axis_name)
+    in_messages, in_shards = pull.counts(headers, axis_name)
+    fullest_pull = options.pmax_over_machine(jnp.max(in_messages))
+    pull_rung = rung_for(fullest_pull, pull_rungs)
+    reduced = lax.switch(pull_rung, [partial(pull_with, c) for c in pull_rungs], headers, units, outgoing)
+    reduced = pull.complete(reduced, headers, buckets, options.divisor(n), axis_name)
 
     pushed_bytes = [push_bytes(options.push_format, pull, c) for c in push_rungs]
     parts = [[part for part in (with_header, c - with_header) if part] for c in pull_rungs]
     pulled_bytes = [pull.header_bytes + sum(map(pull.body_bytes, part)) for part in parts]
     planned_room = max(options.planned_capacity(1), pull.smallest_room) if options.planned_capacity(1) else None
-    stats = stats | {"rounds": jnp.maximum(stats["rounds"], rounds(fullest_shard, planned_room))}
+    stats = stats | {"rounds": jnp.maximum(stats["rounds"], rounds(fullest_pull, planned_room))}
     moved = (pushed_bytes, push_rung), (pulled_bytes, pull_rung)
-    return reduced, exchange_info(reduced.shape, dtype, shard_counts, *moved, stats)
+    return reduced, exchange_info(reduced.shape, dtype, in_shards, *moved, stats)
 
 
 def exchange_info(
