@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from cases import FLOATS, assert_same_bits
 
-from zen_jax.formats import message, parts
+from zen_jax import _parts
+from zen_jax.formats import message
 
 N, ROOM = 3, 7
 LOWERINGS = {
@@ -93,7 +94,7 @@ def test_joined_messages(dtype, capacity, lowering):
                     assert_same_bits(found[item, : len(entries)], entries)
 
 
-@pytest.mark.parametrize("lowering", [(parts.take, parts.place), (parts.take_reference, parts.place_reference)])
+@pytest.mark.parametrize("lowering", [(_parts.take, _parts.place), (_parts.take_reference, _parts.place_reference)])
 @pytest.mark.parametrize("columns", [1, 3, 4, 7])
 @pytest.mark.parametrize("dtype", [*FLOATS, "uint32"])
 def test_parts(dtype, columns, lowering):
@@ -105,7 +106,7 @@ def test_parts(dtype, columns, lowering):
         @jax.jit
         @jax.vmap
         def there(rows):
-            moved, start, starts = parts.room(rows[0, 0], rows.shape), jnp.int32(0), []
+            moved, start, starts = _parts.room(rows[0, 0], rows.shape), jnp.int32(0), []
             for _ in range(-(-7 // columns)):
                 part = take(list(rows), start, columns)
                 moved, start, more = place(moved, start, list(part))

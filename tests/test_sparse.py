@@ -55,6 +55,7 @@ REDUCTIONS = {
     "zen": {"scheme": "zen", "capacity": (10, 200)},
     "murmur": {"scheme": "zen", "hash": "murmur"},
     "another seed": {"scheme": "zen", "seed": 2**32 - 1},
+    "others pull": {"scheme": "zen", "pull_format": "others"},
     "a unit of its own": {"unit": 4},
     "agsparse": {"scheme": "agsparse"},
     "another scheme": {"scheme": "sparse_ps"},

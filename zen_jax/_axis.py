@@ -12,9 +12,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from zen_jax import errors
+from zen_jax import _parts, errors
 from zen_jax._typing import Array, AxisName
-from zen_jax.formats import parts
 
 PART = 1 << 15  # bytes that a worker sends to another at a time, over gloo
 
@@ -214,10 +213,10 @@ def _in_parts(collective: Callable[[Array], Array], x: Array, size: int, columns
 
     def send_part(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         received, start, _ = state
-        part = collective(parts.take(rows, start, columns))
-        return parts.place(received, start, list(part.reshape(-1, columns)))
+        part = collective(_parts.take(rows, start, columns))
+        return _parts.place(received, start, list(part.reshape(-1, columns)))
 
-    room = parts.room(jnp.zeros((), x.dtype), (whole.size // size, size))
+    room = _parts.room(jnp.zeros((), x.dtype), (whole.size // size, size))
     first = tuple(varying_like(each, whole) for each in (room, jnp.int32(0), jnp.bool(True)))
     received, _, _ = lax.while_loop(lambda state: state[2], send_part, first)
     return received.reshape(whole.shape)

@@ -39,6 +39,21 @@ def unpack_bits(words: Array) -> Array:
     return ((words[..., None] & _each_bit(words.ndim)) != 0).reshape(*words.shape[:-1], -1)
 
 
+def set_bits(indices: Array, filled: Array, size: int) -> Array:
+    """Bitmaps uint32 [n, ceil(size/32)] of the indices int32 [n, C], all distinct, that `filled` bool [n, C] marks."""
+    n, words = indices.shape[0], bitmap_words(size)
+    rows = jnp.arange(n, dtype=jnp.int32)[:, None]
+    where = jnp.where(filled, indices // BITS_PER_WORD, words)
+    # Every bit is set once, so a sum is a bitwise or.
+    return jnp.zeros_like(indices, jnp.uint32, shape=(n, words)).at[rows, where].add(_bit(indices), mode="drop")
+
+
+def get_bits(words: Array, indices: Array) -> Array:
+    """bool [n, C]: the bits of bitmaps uint32 [n, W] at indices int32 [n, C]; False beyond their end."""
+    held = jnp.take_along_axis(words, indices // BITS_PER_WORD, axis=1, mode="fill", fill_value=0)
+    return (held & _bit(indices)) != 0
+
+
 def set_ranks(words: Array) -> Array:
     """uint32 [..., W] to int32 [..., W * 32]: at set bits how many are set before, at others 2**31 - 1."""
     bit = _each_bit(words.ndim)
@@ -75,3 +90,7 @@ def _nth_set(words: Array, nth: Array) -> Array:
 def _each_bit(rank: int) -> np.ndarray:
     """uint32 [1, ..., 1, 32]: every bit of a word, along an axis after `rank` others."""
     return (np.uint32(1) << np.arange(BITS_PER_WORD, dtype=np.uint32)).reshape([1] * rank + [BITS_PER_WORD])
+
+
+def _bit(indices: Array) -> Array:
+    return np.uint32(1) << (indices % BITS_PER_WORD).astype(np.uint32)

@@ -6,10 +6,9 @@ import numpy as np
 from jax import lax
 
 from zen_jax import errors
-from zen_jax._bits import bitmap_words, first_set, unit_is_nonzero
+from zen_jax._bits import bitmap_words, first_set, set_bits, unit_is_nonzero
 from zen_jax._lowering import custom_call_or
 from zen_jax._typing import Array
-from zen_jax.formats.bitmap import set_bits
 from zen_jax.kernels.aggregate import check_messages
 from zen_jax.kernels.aggregate import reference as aggregate_reference
 

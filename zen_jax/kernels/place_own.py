@@ -4,11 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from zen_jax import errors, hashing
-from zen_jax._bits import bitmap_words
+from zen_jax._bits import bitmap_words, get_bits
 from zen_jax._lowering import custom_call_or
 from zen_jax._sums import accumulator_dtype, divide
 from zen_jax._typing import Array
-from zen_jax.formats.bitmap import get_bits
 
 
 def place_own(

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from zen_jax import _axis, errors, kernels
-from zen_jax._bits import bitmap_words, pack_bits, unpack_bits
+from zen_jax._bits import bitmap_words, get_bits, pack_bits, set_bits, unpack_bits
 from zen_jax._typing import Array, AxisName
-from zen_jax.formats import bitmap, coo, message
+from zen_jax.formats import coo, message
 from zen_jax.formats.words import WORD_BYTES, words_for
 from zen_jax.schemes.partitioning import Buckets, Partitioning
 from zen_jax.schemes.push import PUSH_FORMATS, Received
@@ -171,11 +171,11 @@ class Bitmap(HashBitmap):
         words, values, count = received.hash_bitmap()
         own = self._indices()[lax.axis_index(axis_name)][None]
         held = unpack_bits(words)[None, : self.partitioning.size]
-        words = bitmap.set_bits(own, held, self.partitioning.units)[0]
+        words = set_bits(own, held, self.partitioning.units)[0]
         return _for_all(words, count, jnp.zeros_like(count, shape=(0,)), values)
 
     def decode(self, headers: Array, units: Units) -> Array:
-        held = bitmap.get_bits(headers[:, :-1], self._indices())
+        held = get_bits(headers[:, :-1], self._indices())
         return self.partitioning.decode(jax.vmap(pack_bits)(held), units.values)
 
     def _indices(self) -> Array:
