@@ -16,9 +16,9 @@ def coo(room):
     return jnp.zeros(room, jnp.int32), jnp.zeros(room), jnp.int32(0)
 
 
-def message():
-    """Two workers' empty messages with room for three units."""
-    return jnp.zeros((2, 3), jnp.int32), jnp.zeros((2, 3)), jnp.zeros(2, jnp.int32)
+def message(n=2, *row):
+    """n workers' empty messages with room for three units."""
+    return jnp.zeros((n, 3), jnp.int32), jnp.zeros((n, 3, *row)), jnp.zeros(n, jnp.int32)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,17 @@ def message():
         (lambda: zen.kernels.aggregate_encode(*message(), 5, 0), ("capacity=0", "at least 1")),
         (lambda: zen.kernels.aggregate(*message(), -1), ("size=-1", "at least 0")),
         (lambda: zen.kernels.aggregate_for_others(*message(), 0, 1), ("size=0", "at least 1")),
-        (lambda: zen.kernels.aggregate_for_others(*(part[:1] for part in message()), 5, 1), ("n=1", "at least 2")),
+        (lambda: zen.kernels.aggregate_for_others(*message(1), 5, 1), ("n=1", "at least 2")),
         (
             lambda: zen.kernels.place_own(jnp.ones((4, 1)), jnp.ones((2, 1), jnp.uint32), *message(), divisor=0),
             ("divisor=0", "at least 1"),
         ),
         (
-            lambda: zen.kernels.place_own(jnp.ones((4, 1)), jnp.ones((2, 2), jnp.uint32), *message()),
+            lambda: zen.kernels.place_own(jnp.ones((4, 1)), jnp.ones((2, 1), jnp.uint32), *message(0, 1)),
+            ("values has shape (0, ", "workers"),
+        ),
+        (
+            lambda: zen.kernels.place_own(jnp.ones((4, 1)), jnp.ones((2, 2), jnp.uint32), *message(2, 1)),
             ("words has shape (2, 2)", "must have shape (2, 1)"),
         ),
         (lambda: zen.kernels.aggregate(*message(), 5, divisor=0), ("divisor=0", "at least 1")),

@@ -44,6 +44,8 @@ def aggregate_for_others(
     >>> words, units, held, nonzero = aggregate_for_others(*messages, size=4, capacity=2)
     >>> [bin(word) for word in words[:, 0]], units[0, 0].item(), units[1].tolist(), held.tolist(), int(nonzero)
     (['0b100', '0b101'], 5.0, [1.0, 5.0], [1, 2], 2)
+
+    Source: ZEN (OSDI 2025), Algorithm 2, with a message for each worker in place of one for all.
     """
     check_messages(positions, values, counts, size, divisor)
     errors.check_at_least("size", size, 1)

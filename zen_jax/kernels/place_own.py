@@ -28,20 +28,26 @@ def place_own(
       [U, D] of x's dtype.
 
     Raises:
-      ValueError: for x that is not a float, or shapes or dtypes that disagree.
+      ValueError: for x that is not a float, shapes or dtypes that disagree, n or C or a divisor below 1, or a seed that
+        is not a uint32.
 
     >>> import jax.numpy as jnp
     >>> words, own = jnp.array([[0b10], [0b00]], jnp.uint32), jnp.array([[[8.], [9.]], [[6.], [0.]]])
     >>> x = jnp.array([[0.], [0.], [0.], [7.]])
     >>> place_own(x, words, jnp.array([[0, 1], [0, 0]]), own, jnp.array([2, 1]), divisor=2).ravel().tolist()
     [4.0, 3.0, 0.0, 7.0]
+
+    Source: zen_jax's own; the pull of ZEN (OSDI 2025), section 3.1, sends every worker all sums.
     """
     errors.check_float("x", x.dtype)
     errors.check_rank("x", x.shape, (2,))
     errors.check_at_least("divisor", divisor, 1)
     errors.check_seed(seed)
-    n, room = positions.shape
+    errors.check_rank("values", values.shape, (3,))
+    errors.check_message_rows("values", values.shape)
+    n, room, _ = values.shape
     errors.check_shape("words", words.shape, (n, bitmap_words(-(-len(x) // n))))
+    errors.check_shape("positions", positions.shape, (n, room))
     errors.check_shape("values", values.shape, (n, room, x.shape[1]))
     errors.check_shape("counts", counts.shape, (n,))
     errors.check_dtype("words", words.dtype, jnp.uint32)

@@ -26,8 +26,7 @@ from zen_jax.schemes.pull import PULL_FORMATS, PullFormat
 from zen_jax.schemes.servers import COUNT_BYTES, push_bytes, sparse_limit
 
 HEADROOM = 1.03  # ratio of a planned capacity to the fullest message profiled
-PULL_FORMATS_TO_TRY = ("hash_bitmap", "coo", "dense")
-FORMATS_TO_TRY = (*itertools.product(("coo", "bitmap"), PULL_FORMATS_TO_TRY), ("coo", "others"))
+FORMATS_TO_TRY = (*itertools.product(("coo", "bitmap"), ("hash_bitmap", "coo", "dense")), ("coo", "others"))
 
 
 class Exchange(NamedTuple):
@@ -133,7 +132,8 @@ def _zen(unit: UnitProfile, leaf: LeafProfile, n: int) -> Iterator[Candidate]:
     """Equation 1, with the measured union in place of gamma^n d and every message as full as the fullest."""
     hashed, ordered = TileRotation(unit.units, n, seed=0), next(_dense(leaf, n))
     for formats in FORMATS_TO_TRY:
-        on_servers = partial(_on_servers, "zen", hashed, unit, leaf, n, (unit.push, unit.pull), *formats)
+        fullest = unit.push, _fullest_for_others(unit, n) if formats[1] == "others" else unit.pull
+        on_servers = partial(_on_servers, "zen", hashed, unit, leaf, n, fullest, *formats)
         zen, limit = on_servers(), sparse_limit(formats[0], _pull(formats[1], hashed, unit, leaf))
         yield zen
         if limit > 0 and unit.push <= limit:
@@ -164,10 +164,8 @@ def _on_servers(
     pull_format: str,
     most: int | None = None,
 ) -> Candidate:
-    """A scheme with servers, whose fullest messages of push and shard hold `fullest` units, and no push over `most`."""
+    """A scheme with servers, whose fullest messages of push and pull hold `fullest` units, and no push over `most`."""
     others = pull_format == "others"
-    if others:
-        fullest = fullest[0], _fullest_for_others(unit, n)
     most = partitioning.size if most is None else most
     rooms = (most, min(partitioning.size, n * most))
     capacity = tuple(planned_capacity(count, room) for count, room in zip(fullest, rooms, strict=True))
@@ -199,9 +197,10 @@ def _on_servers(
 
 
 def _fullest_for_others(unit: UnitProfile, n: int) -> int:
-    """The fullest shard without what the worker that gets it touched alone: of the mean, a worker's share may be less.
+    """Units in the fullest message of a pull by `others`: the fullest shard, less what its receiver touched alone.
 
-    Workers touch unevenly many units, and hash them evenly but for twice the square root of how many a server gets.
+    Of that only a mean is known. Workers that touch few units have the less alone, by as much as others touch more; and
+    a server may own fewer of them, by twice the square root.
     """
     alone, uneven = (unit.unions[-1] - unit.unions[-2]) / n, unit.partial_sums[0] / max(1.0, unit.nonzero)
     return min(unit.pull, ceil(unit.pull - alone * max(0.0, 2 - uneven) + 2 * sqrt(alone)))
