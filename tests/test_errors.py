@@ -45,6 +45,7 @@ def all_reduce(stack=GRADIENT, axis_name=harness.AXIS, **options):
         ({"pull_format": "auto"}, ("pull_format='auto'", "'hash_bitmap', 'others', 'bitmap', 'coo', 'dense'")),
         ({"pull_format": ["coo"]}, ("pull_format=['coo']", "'hash_bitmap', 'others'")),
         ({"pull_format": "others", "push_format": "auto"}, ("pull_format='others'", "push_format='coo'", "'auto'")),
+        ({"pull_format": "others", "hash": "murmur"}, ("pull_format='others'", "hash='tile'", "'murmur'")),
         ({"stack": GRADIENT.astype(np.int32)}, ("x has dtype int32", "must be float32")),
         ({"stack": {"w": GRADIENT}}, ("x is a dict", "zen_jax.synchronize")),
         ({"stack": GRADIENT.astype(np.complex64)}, ("x has dtype complex64", "must be float32")),

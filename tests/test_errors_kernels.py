@@ -107,10 +107,12 @@ def message(n=2, *row):
         (lambda: zen.kernels.partition_coo(coo(3)[0], *coo(3)[::2], 2, 1), ("values has dtype int32", "float32")),
         (lambda: zen.kernels.aggregate_encode(*message(), 5, 0), ("capacity=0", "at least 1")),
         (lambda: zen.kernels.aggregate(*message(), -1), ("size=-1", "at least 0")),
+        (lambda: zen.kernels.aggregate(*message(), 2**31), (f"{2**31} units", "int32 positions")),
         (lambda: zen.kernels.aggregate_for_others(*message(), 0, 1), ("size=0", "at least 1")),
+        (lambda: zen.kernels.aggregate_for_others(*message(), 2**31, 1), (f"{2**31} units", "int32 positions")),
         (lambda: zen.kernels.aggregate_for_others(*message(1), 5, 1), ("n=1", "at least 2")),
         (
-            lambda: zen.kernels.place_own(jnp.ones((4, 1)), jnp.ones((2, 1), jnp.uint32), *message(), divisor=0),
+            lambda: zen.kernels.place_own(jnp.ones((4, 1)), jnp.ones((2, 1), jnp.uint32), *message(2, 1), divisor=0),
             ("divisor=0", "at least 1"),
         ),
         (

@@ -242,10 +242,10 @@ def test_aggregate_encode_is_both_in_a_row(shape, dtype):
 
 @pytest.mark.parametrize("lowering", ["public", "reference"])
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("n", [2, 5])
-def test_others_units_and_own_ones_are_the_sum(n, dtype, lowering):
+@pytest.mark.parametrize("n,width", [(2, 4), (5, 4), (3, 0)])
+def test_others_units_and_own_ones_are_the_sum(n, width, dtype, lowering):
     """Each server sends what others touched, even if its sum is zero, and every worker has all of the mean."""
-    shape, kind = (67, 4), FLOATS[dtype]
+    shape, kind = (67, width), FLOATS[dtype]
     for_others, place = (
         importlib.import_module(f"zen_jax.kernels.{name}").reference if lowering == "reference" else public
         for name, public in (
@@ -268,7 +268,7 @@ def test_others_units_and_own_ones_are_the_sum(n, dtype, lowering):
         stack = sparse(np.random.default_rng(4), n, shape, 0.1, kind)
         stack[0, 0], stack[1, 0], stack[2:, 0] = 1, -1, 0  # a sum that cancels
         stack[:, 1] = 0
-        stack[1, 1, :2] = [3, -0.0]  # a unit of one worker
+        stack[1, 1, :1], stack[1, 1, 1:2] = 3, -0.0  # a unit of one worker
         words, held, nonzero, means = jax.device_get(run(stack))
     mean = oracle.ordered_sum(stack, n)
     touched = (stack != 0).any(axis=2)

@@ -201,7 +201,6 @@ ffi::ErrorOr<AggregateEncodeProblem> check_aggregate_for_others(ffi::AnyBuffer p
   check.dtype("held", held, ffi::S32);
   check.dtype("nonzero", nonzero, ffi::S32);
   check.in_range("n", inbox.n, 2, kMaxServers);
-  check.in_range("width", inbox.width, 1, kMaxPosition);
   check.in_range("size", size, 1, kMaxPosition);
   check.capacity(room);
   check.shape("units", units, {inbox.n, room, inbox.width});
@@ -252,25 +251,18 @@ ffi::ErrorOr<DecodeProblem> check_place_own(ffi::AnyBuffer x, ffi::AnyBuffer wor
                                             ffi::AnyBuffer values, ffi::AnyBuffer counts, int64_t divisor,
                                             ffi::AnyBuffer placed) {
   Checker check("zen_place_own");
-  const Dims dense = check.first("x", x, 2);
-  const Dims bucket = check.trailing("positions", positions, 2);
-  const int64_t units = dense[0], width = dense[1], n = bucket[0], capacity = bucket[1];
-  check.float_dtype("x", x);
+  const Inbox inbox = check_inbox(check, positions, values, counts, divisor);
+  const Dims dense = check.trailing("x", x, 2);
+  check.dtype("x", x, values.element_type());
   check.dtype("words", words, ffi::U32);
-  check.dtype("positions", positions, ffi::S32);
-  check.dtype("values", values, x.element_type());
-  check.dtype("counts", counts, ffi::S32);
   check.dtype("placed", placed, x.element_type());
-  check.servers(n);
-  check.in_range("divisor", divisor, 1, std::numeric_limits<int64_t>::max());
-  check.shape("values", values, {n, capacity, width});
-  check.shape("counts", counts, {n});
+  check.shape("x", x, {dense[0], inbox.width});
   check.shape("placed", placed, dense);
   if (!check.ok()) return ffi::Unexpected(check.error());
-  const int64_t words_each = bitmap_words(ceil_div(units, n));
-  check.in_range("the number of units a server", ceil_div(units, n), 0, kMaxPosition);
-  check.shape("words", words, {n, words_each});
-  return result(check, DecodeProblem{check.batch(), units, width, n, words_each, capacity});
+  const int64_t size = ceil_div(dense[0], inbox.n);
+  check.in_range("the number of units a server", size, 0, kMaxPosition);
+  check.shape("words", words, {inbox.n, bitmap_words(size)});
+  return result(check, DecodeProblem{check.batch(), dense[0], inbox.width, inbox.n, bitmap_words(size), inbox.capacity});
 }
 
 ffi::ErrorOr<MessageProblem> check_pack(ffi::AnyBuffer head, ffi::AnyBuffer positions, ffi::AnyBuffer values,

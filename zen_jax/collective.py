@@ -9,7 +9,6 @@ from zen_jax import _axis, errors
 from zen_jax._typing import Array, AxisName, Capacity, Unit
 from zen_jax.info import Info, make_info
 from zen_jax.schemes import registry
-from zen_jax.schemes.partitioning import HASHES
 from zen_jax.schemes.pull import check_formats
 from zen_jax.sparse import SparseGradient, is_sparse
 from zen_jax.trees import densified, values_of
@@ -60,8 +59,8 @@ def all_reduce(
       push_format: for the same schemes, "coo", "bitmap" over a server's units, or "auto": the smaller of the two,
         which is the bitmap above density 1/32.
       pull_format: for the same schemes, "hash_bitmap"; "others", which sends no worker what it alone touched, so fewer
-        bytes the fewer workers there are, from COO pushes only; or for comparison "coo", "bitmap" (a bit for each unit
-        of the tensor from each server) or "dense".
+        bytes the fewer workers there are, from COO pushes of the tile rotation only; or for comparison "coo", "bitmap"
+        (a bit for each unit of the tensor from each server) or "dense".
       seed: seed of the hash, the same on every worker.
       intra_axis: the axis of one machine's devices; `axis_name` is then the axis of machines. Devices reduce-scatter
         and all-gather densely within a machine, and each uses the scheme to reduce its share of the machine's sum with
@@ -88,8 +87,7 @@ def all_reduce(
     Source: ZEN (OSDI 2025), section 3; section 4 for `intra_axis`.
     """
     errors.check_choice("op", op, OPS)
-    errors.check_choice("hash", hash, HASHES)
-    check_formats(push_format, pull_format)
+    check_formats(push_format, pull_format, hash)
     run = registry.get(scheme, intra_axis)
     errors.check_seed(seed)
     x = _checked(x)

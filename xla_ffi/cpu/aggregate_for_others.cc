@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 #include <vector>
 
 #include "cuda/common/bits.h"
@@ -42,12 +41,7 @@ void clear_alone(int64_t n, int64_t stride, int64_t begin, int64_t end, uint32_t
 
 template <typename T>
 bool is_nonzero_unit(const T* unit, int64_t width) {
-  return std::any_of(unit, unit + width, [](const T& element) {
-    using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
-    Bits bits;
-    std::memcpy(&bits, &element, sizeof(bits));
-    return is_nonzero(bits);
-  });
+  return std::any_of(unit, unit + width, [](T element) { return widen(element) != 0; });
 }
 
 }  // namespace

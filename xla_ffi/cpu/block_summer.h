@@ -35,8 +35,7 @@ class BlockSummer {
       : p_(p),
         inbox_(inbox),
         reciprocal_(Accumulator<T>{1} / static_cast<Accumulator<T>>(divisor)),
-        block_units_(
-            std::min(p.size, std::max<int64_t>(1, kBlockBytes / (p.width * sizeof(Accumulator<T>)) / grain) * grain)),
+        block_units_(std::min(p.size, std::max<int64_t>(1, kBlockBytes / unit_bytes(p.width) / grain) * grain)),
         sums_(block_units_ * p.width),
         rounded_(kRounds ? sums_.size() : 0),
         next_(p.n) {}
@@ -61,6 +60,8 @@ class BlockSummer {
  private:
   static constexpr int64_t kBlockBytes = 16 << 10;
   static constexpr bool kRounds = !std::is_same_v<T, Accumulator<T>>;
+
+  static int64_t unit_bytes(int64_t width) { return std::max<int64_t>(width, 1) * sizeof(Accumulator<T>); }
 
   int64_t entries(int64_t worker) const {
     return std::clamp<int64_t>(inbox_.counts[worker], 0, p_.capacity);

@@ -26,7 +26,8 @@ def aggregate(positions: Array, values: Array, counts: Array, size: int, *, divi
       The shard [T] or [T, D], of values' dtype.
 
     Raises:
-      ValueError: for values that are not floats, shapes or dtypes that disagree, or n or C below 1.
+      ValueError: for values that are not floats, shapes or dtypes that disagree, n or C below 1, or a size above
+        2**31 - 1.
 
     >>> import jax.numpy as jnp
     >>> aggregate(jnp.array([[0, 2], [2, 0]]), jnp.array([[1., 2.], [3., 0.]]), jnp.array([2, 1]), size=4).tolist()
@@ -59,13 +60,13 @@ def check_messages(positions: Array, values: Array, counts: Array, size: int, di
     errors.check_dtype("positions", positions.dtype, jnp.int32)
     errors.check_dtype("counts", counts.dtype, jnp.int32)
     errors.check_at_least("size", size, 0)
+    errors.check_units(size, "int32 positions", "sum a part of the shard at a time")
     errors.check_at_least("divisor", divisor, 1)
 
 
 def reference(positions: Array, values: Array, counts: Array, size: int, *, divisor: int = 1) -> Array:
     """The pure-JAX lowering, on values [n, C, D]."""
     n, capacity, width = values.shape
-    errors.check_units(size)
     dtype = accumulator_dtype(values.dtype)
     entry = jnp.arange(capacity, dtype=jnp.int32)
 

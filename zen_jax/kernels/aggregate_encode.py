@@ -33,8 +33,8 @@ def aggregate_encode(
       count: int32 [], the true number of non-zero units, which may exceed R.
 
     Raises:
-      ValueError: for values that are not floats, shapes or dtypes that disagree, or a capacity below 1 or above
-        2**31 - 1.
+      ValueError: for values that are not floats, shapes or dtypes that disagree, a capacity below 1, or a size or
+        capacity above 2**31 - 1.
 
     >>> import jax.numpy as jnp
     >>> messages = jnp.array([[0, 2], [2, 0]]), jnp.array([[1., 2.], [3., 0.]]), jnp.array([2, 1])

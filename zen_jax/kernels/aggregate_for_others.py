@@ -1,5 +1,7 @@
 """Aggregate and encode for each worker apart: from the messages pushed to a server to what each worker lacks of it."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,8 +49,8 @@ def aggregate_for_others(
 
     Source: ZEN (OSDI 2025), Algorithm 2, with a message for each worker in place of one for all.
     """
-    check_messages(positions, values, counts, size, divisor)
     errors.check_at_least("size", size, 1)
+    check_messages(positions, values, counts, size, divisor)
     errors.check_at_least("n", len(values), 2)
     errors.check_capacity(capacity)
     n, room, *row = values.shape
@@ -73,17 +75,12 @@ def reference(
     positions: Array, values: Array, counts: Array, size: int, capacity: int, *, divisor: int = 1
 ) -> tuple[Array, Array, Array, Array]:
     """The pure-JAX lowering, on values [n, C, D]."""
-    n, room, _ = values.shape
+    room = values.shape[1]
     sent = (jnp.arange(room, dtype=jnp.int32)[None, :] < counts[:, None]) & (positions >= 0) & (positions < size)
     touched = set_bits(positions, sent, size)
-
-    def add_worker(worker: int, bits: tuple[Array, Array]) -> tuple[Array, Array]:
-        once, twice = bits
-        return once | touched[worker], twice | (once & touched[worker])
-
-    nobody = jnp.zeros_like(touched[0])
-    once, twice = lax.fori_loop(0, n, add_worker, (nobody, nobody))
-    words = once[None, :] & ~(touched & ~twice[None, :])
+    either = partial(lax.associative_scan, jnp.bitwise_or, touched)
+    before, after = either(), either(reverse=True)
+    words = jnp.pad(before[:-1], ((1, 0), (0, 0))) | jnp.pad(after[1:], ((0, 1), (0, 0)))
     shard = aggregate_reference(positions, values, counts, size, divisor=divisor)
     found, held = jax.vmap(lambda words: first_set(words, capacity))(words)
     return words, shard[found], held, jnp.sum(unit_is_nonzero(shard), dtype=jnp.int32)

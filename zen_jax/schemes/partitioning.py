@@ -9,7 +9,6 @@ import numpy as np
 from zen_jax import hashing, kernels
 from zen_jax._typing import Array
 from zen_jax.kernels.hash_bitmap_decode import decode_at
-from zen_jax.kernels.place_own import place_at
 from zen_jax.sparse import SparseGradient, is_sparse, nan_if_altered
 from zen_jax.trees import densified
 
@@ -30,10 +29,6 @@ class Partitioning(ABC):
 
     def decode(self, words: Array, values: Array) -> Array:
         """As `zen_jax.kernels.hash_bitmap_decode`, on values [n, C, D]; only of hashed units."""
-        raise NotImplementedError
-
-    def place_own(self, x: Array, words: Array, buckets: Buckets, divisor: int) -> Array:
-        """As `zen_jax.kernels.place_own`, on x [U, D] and what `partition` returned; only of hashed units."""
         raise NotImplementedError
 
     @abstractmethod
@@ -57,9 +52,6 @@ class TileRotation(Partitioning):
 
     def decode(self, words: Array, values: Array) -> Array:
         return kernels.hash_bitmap_decode(words, values, self.units, seed=self.seed)
-
-    def place_own(self, x: Array, words: Array, buckets: Buckets, divisor: int) -> Array:
-        return kernels.place_own(x, words, *buckets, divisor=divisor, seed=self.seed)
 
     def indices(self, positions: Array) -> Array:
         return hashing.index_of(np.arange(self.n)[:, None], positions, self.n, self.seed)
@@ -91,9 +83,6 @@ class MurmurTables(Partitioning):
 
     def decode(self, words: Array, values: Array) -> Array:
         return decode_at(words, values, jnp.asarray(self.server), jnp.asarray(self.position))
-
-    def place_own(self, x: Array, words: Array, buckets: Buckets, divisor: int) -> Array:
-        return place_at(x, words, *buckets, self.indices(buckets[0]), divisor)
 
     def indices(self, positions: Array) -> Array:
         table = np.full((self.n, self.size), self.units, np.int32)

@@ -18,7 +18,7 @@ from zen_jax._bits import bitmap_words, get_bits, pack_bits, set_bits, unpack_bi
 from zen_jax._typing import Array, AxisName
 from zen_jax.formats import coo, message
 from zen_jax.formats.words import WORD_BYTES, words_for
-from zen_jax.schemes.partitioning import Buckets, Partitioning
+from zen_jax.schemes.partitioning import HASHES, Buckets, Partitioning
 from zen_jax.schemes.push import PUSH_FORMATS, Received
 
 
@@ -134,7 +134,7 @@ class HashBitmap(PullFormat):
 
 
 class Others(HashBitmap):
-    """To each worker a hash bitmap of what others touched; what it alone touched, it has."""
+    """To each worker a hash bitmap of what others touched; what it alone touched, it has. Of the tile rotation only."""
 
     @property
     def header_bytes(self) -> int:
@@ -156,7 +156,7 @@ class Others(HashBitmap):
         return agreed[:, 1], agreed[:, 0]
 
     def complete(self, x: Array, headers: Array, buckets: Buckets, divisor: int, axis_name: AxisName) -> Array:
-        x = self.partitioning.place_own(x, self.words(headers), buckets, divisor)
+        x = kernels.place_own(x, self.words(headers), *buckets, divisor=divisor, seed=self.partitioning.seed)
         return _axis.replicated(x, axis_name)
 
 
@@ -262,12 +262,14 @@ PULL_FORMATS: dict[str, type[PullFormat]] = {
 }
 
 
-def check_formats(push_format: str, pull_format: str) -> None:
-    """Raises a ValueError for formats that are unknown, or do not go together."""
+def check_formats(push_format: str, pull_format: str, hash: str = "tile") -> None:
+    """Raises a ValueError for formats and hashes that are unknown, or do not go together."""
     errors.check_choice("push_format", push_format, PUSH_FORMATS)
     errors.check_choice("pull_format", pull_format, PULL_FORMATS)
-    if pull_format == "others" and push_format != "coo":
+    errors.check_choice("hash", hash, HASHES)
+    # A server sums bitmaps without looking at who sent what.
+    if pull_format == "others" and (push_format != "coo" or hash != "tile"):
         raise ValueError(
-            f"pull_format='others' needs push_format='coo', but it is {push_format!r}: a server sums bitmaps without "
-            "looking at who sent what. Use one or the other."
+            f"pull_format='others' takes push_format='coo' and hash='tile', but they are {push_format!r} and {hash!r}. "
+            "Use those, or pull_format='hash_bitmap'."
         )
