@@ -32,10 +32,11 @@ def oracle_dgc(gradients, density, momentum, clip):
         yield sent, velocity, residual
 
 
-def test_dgc_follows_the_paper():
+@pytest.mark.parametrize("clipping", [{"clip_norm": 6.0, "op": "sum"}, {"clip_norm": 1.5}])
+def test_dgc_follows_the_paper(clipping):
     """Small enough that 1.3 k is k, so the choice is the paper's too; the norm bound is one of four workers' share."""
     gradients = [normal((6, 5), step) for step in range(8)]
-    sparsifier = zen.dgc(0.1, momentum=0.7, clip_norm=6.0, axis_name=harness.AXIS)
+    sparsifier = zen.dgc(0.1, momentum=0.7, axis_name=harness.AXIS, **clipping)
     state = jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), sparsifier.init(jnp.zeros((6, 5))))
     run = jax.jit(jax.vmap(sparsifier.update, axis_name=harness.AXIS))
     for gradient, expected in zip(gradients, oracle_dgc(gradients, 0.1, 0.7, clip=6.0 / math.sqrt(4)), strict=True):
@@ -70,6 +71,18 @@ def test_velocity_of_vectors_stays_finite_in_float16():
     sent, second = sparsifier.update(gradient, first)
     assert sent[:2].tolist() == [65504, -65504]
     assert_same_bits(np.float32(sent) + second.residual, first.residual + second.velocity)  # and what exceeds float16
+
+
+@pytest.mark.parametrize("op", ["mean", "sum"])
+def test_clipping_bounds_the_reduced_gradient(op):
+    """Of workers whose gradients are independent."""
+    gradients = normal((16, 50, 40))
+    sparsifier = optax.chain(
+        zen.dgc(1.0, momentum=0, clip_norm=2.0, axis_name=harness.AXIS, op=op), zen.synchronize(harness.AXIS, op=op)
+    )
+    worker = lambda g: sparsifier.update(g, sparsifier.init(g))[0]
+    reduced = jax.vmap(worker, axis_name=harness.AXIS, out_axes=None)(gradients)
+    np.testing.assert_allclose(np.linalg.norm(reduced), 2.0, rtol=0.1)
 
 
 @pytest.mark.parametrize("scale", [0, 1e-30, 1, 3e19, 1e36])
@@ -108,7 +121,7 @@ def test_clipping_hides_nothing(poison):
 
 def clipped(gradients):
     """What workers [n, shards, size] send with a bound of 1 on the norm."""
-    sparsifier = zen.dgc(clip_norm=1.0, axis_name="data", model_axis="model")
+    sparsifier = zen.dgc(clip_norm=1.0, axis_name="data", op="sum", model_axis="model")
     worker = lambda g: sparsifier.update(g, sparsifier.init(g))[0]
     return np.asarray(jax.vmap(jax.vmap(worker, axis_name="model"), axis_name="data")(gradients))
 

@@ -76,8 +76,11 @@ def test_steps_that_overflow_tell_nothing():
     profiles = []
     for steps in ([sparse_step] * 3, [overflow, sparse_step, overflow, sparse_step, sparse_step], [overflow] * 17):
         step = zen.autotune(make_step, cluster=SLOW, steps=2)
-        for gradient in steps:
+        for number, gradient in enumerate(steps):
             assert step.plan is None
+            if number == 1:  # a call that fails on one process alone must not let it plan later than the others
+                with pytest.raises(TypeError):
+                    step("not a gradient")
             step(gradient)
         assert step.plan is not None
         profiles.append(step.profile.leaves)

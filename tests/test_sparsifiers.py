@@ -246,6 +246,7 @@ def test_density_out_of_range(factory, density):
         (lambda: zen.dgc(momentum=1.0), "momentum=1.0"),
         (lambda: zen.dgc(momentum=jnp.float32(0.9)), "must be a Python number"),
         (lambda: zen.dgc(clip_norm=1.0), "pass axis_name"),
+        (lambda: zen.dgc(op="max"), "op='max' is unknown"),
         (lambda: zen.dgc(clip_norm=0.0, axis_name="data"), "clip_norm=0.0 must be a finite number above 0"),
         (lambda: zen.warmup_density(0.1, steps=0), "steps=0"),
         (lambda: zen.warmup_density(0.1, steps=2**31), f"steps={2**31}"),

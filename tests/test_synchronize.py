@@ -156,6 +156,15 @@ def test_state_is_plain_arrays():
     np.testing.assert_allclose(total.bytes_dense, sum(float(of_leaf.bytes_dense[0]) for of_leaf in info.values()), 1e-6)
 
 
+def test_a_number_of_columns_is_for_tables():
+    gradients = {"table": sparse(RNG, N, (20, 16), 0.1), "bias": sparse(RNG, N, (90,), 0.1)}
+    params = {"table": jnp.zeros((20, 16)), "bias": jnp.zeros(90)}
+    updates, state = step(zen.synchronize(harness.AXIS, op="sum", unit=16, dense_below=0), gradients, params)
+    assert set(optax.tree.get(state, "info")) == set(gradients)
+    for name, stack in gradients.items():
+        assert_same_bits(updates[name][0], oracle.ordered_sum(stack))
+
+
 def test_gradients_narrower_than_their_parameters():
     """The parameters decide under which names it is reported, and the state keeps its structure."""
     params = {"large": jnp.zeros((100, 4)), "small": jnp.zeros(3)}

@@ -62,7 +62,7 @@ class Autotuned:
         try:
             results = self._step(*args, **kwargs)
         except Exception:
-            if self.plan is None and not self._profiler.steps:
+            if self.plan is None and not self._profiler.most_steps:
                 self._start()  # the profiler would wait forever for gradients of a step that was only traced
             raise
         self._calls += 1

@@ -13,6 +13,7 @@ from jax import lax
 from zen_jax import _axis, errors
 from zen_jax._sums import accumulator_dtype
 from zen_jax._typing import Array, AxisName, PyTree
+from zen_jax.collective import OPS
 from zen_jax.kernels.error_feedback import split
 from zen_jax.selection import check_size
 from zen_jax.sparse import SparseGradient
@@ -35,6 +36,7 @@ def dgc(
     momentum: float = 0.9,
     clip_norm: float | None = None,
     axis_name: AxisName | None = None,
+    op: str = "mean",
     model_axis: AxisName | None = None,
     compact: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
@@ -61,9 +63,11 @@ def dgc(
       density: share of the elements to send, above 0 and at most 1, or a schedule from the step count to this share:
         see `warmup_density`.
       momentum: 0 to below 1.
-      clip_norm: bound on the norm of the whole reduced gradient: before accumulation, each worker's gradient is scaled
-        down to a norm of at most clip_norm / sqrt(n).
+      clip_norm: bound on the norm of the whole reduced gradient, if those of the n workers are independent: before
+        accumulation, each is scaled down to a norm of at most clip_norm * sqrt(n) for a mean, clip_norm / sqrt(n) for a
+        sum.
       axis_name: the axis of the n workers; needed only with clip_norm.
+      op: "mean" or "sum", as in `synchronize`; matters only with clip_norm.
       model_axis: the axis of tensor parallelism. A leaf's shards share one threshold, from samples gathered over the
         axis, and k counts the whole leaf. In the clipped norm, a leaf that is replicated over the axis counts once per
         device.
@@ -75,8 +79,9 @@ def dgc(
       bitwise. State of 16-bit floats is float32 and also keeps what rounding cuts off. State differs between workers.
 
     Raises:
-      ValueError: for a density, momentum or clip_norm out of range, clip_norm without axis_name, or a schedule with
-        `compact`; at init or update for leaves that are not floats; at update for an axis that is not bound.
+      ValueError: for a density, momentum or clip_norm out of range, an unknown op, clip_norm without axis_name, or a
+        schedule with `compact`; at init or update for leaves that are not floats; at update for an axis that is not
+        bound.
 
     >>> import jax.numpy as jnp
     >>> sparsifier = dgc(density=0.25, momentum=0.5)
@@ -97,6 +102,7 @@ def dgc(
             "compact=False, then continue with the last density and the same state."
         )
     _check(momentum, clip_norm, axis_name)
+    errors.check_choice("op", op, OPS)
 
     def init(params: PyTree) -> DgcState:
         return DgcState(jnp.zeros((), jnp.int32), feedback.zeros(params), feedback.zeros(params))
@@ -106,7 +112,7 @@ def dgc(
         feedback.check_state(state, DgcState)
         share = density(state.count) if callable(density) else density
         shards = 1 if model_axis is None else _axis.axis_size(model_axis, "model_axis")
-        factor = None if clip_norm is None else _clip_factor(updates, clip_norm, axis_name, model_axis)
+        factor = None if clip_norm is None else _clip_factor(updates, clip_norm, axis_name, op, model_axis)
 
         def leaf(
             _: str, update: Array, velocity: Array, residual: Array
@@ -202,7 +208,7 @@ def _bounds(share: float | Array, size: int) -> tuple[Array | int, Array | int]:
     return least, jnp.minimum((jnp.float32(EXCESS) * least.astype(jnp.float32)).astype(jnp.int32), size)
 
 
-def _clip_factor(updates: PyTree, clip_norm: float, axis_name: AxisName, model_axis: AxisName | None) -> Array:
+def _clip_factor(updates: PyTree, clip_norm: float, axis_name: AxisName, op: str, model_axis: AxisName | None) -> Array:
     """What to multiply a worker's gradients by: the same on all its shards, and 1 if an element is not finite."""
     leaves = [leaf for _, leaf in feedback.dense_leaves(updates)]
     dtype = functools.reduce(np.promote_types, (accumulator_dtype(leaf.dtype) for leaf in leaves), np.dtype("float32"))
@@ -218,7 +224,9 @@ def _clip_factor(updates: PyTree, clip_norm: float, axis_name: AxisName, model_a
     squared = sum((jnp.sum(jnp.square(leaf * scale / one)) for leaf in leaves), dtype.type(0))
     if model_axis is not None:
         squared = lax.psum(squared, model_axis)
-    limit = dtype.type(clip_norm / math.sqrt(_axis.axis_size(axis_name)))
+    # The norm of n independent vectors' sum is sqrt(n) times theirs; that of their mean is the n-th part of this.
+    longer = math.sqrt(_axis.axis_size(axis_name))
+    limit = dtype.type(clip_norm * longer if op == "mean" else clip_norm / longer)
     # A subnormal factor would count as zero, and the gradient would be lost.
     factor = jnp.clip(limit / largest / jnp.sqrt(squared), least, dtype.type(1))
     # The maximum may miss a non-finite element, but the sum does not.

@@ -65,7 +65,7 @@ def synchronize(
       axis_name: the workers' axis of shard_map, pmap or vmap(axis_name=...).
       op: "mean" or "sum".
       scheme: as in `all_reduce`. Under "dense", fused buckets use `psum`; otherwise they are summed in worker order.
-      unit: as in `all_reduce`.
+      unit: as in `all_reduce`; a number of columns is for leaves of two or more dimensions.
       plan: a `Plan`, which sets scheme, unit, formats, capacities and buckets by leaf in place of `scheme`, `unit`,
         `bucket_bytes` and `dense_below`, and the seed that its capacities were measured with in place of `seed`; or a
         `Profiler`, which watches gradients that are synchronised without a plan. The state fits any plan.
