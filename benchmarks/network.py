@@ -230,9 +230,9 @@ def main() -> None:
             if not found:  # another process reports
                 continue
             rows += found
-            print(network_report.table(found), flush=True)
             setting = {"environment": measure.environment(), "peers": peers, "repeats": options.repeats}
-            measure.write_json(options.json, setting | {"rows": rows})
+            measure.write_json(options.json, setting | {"rows": rows})  # first: a reader may have closed the pipe
+            print(network_report.table(found), flush=True)
     if rows:
         print(network_report.choices(rows))
         if options.plot:

@@ -102,9 +102,9 @@ def main() -> None:
     for example in options.examples:
         for n in options.hosts:
             rows += compare(example, n, options)
-            print(measure.table(rows[-len(options.schemes) :]), flush=True)
             setting = {"environment": measure.environment(), "steps": options.steps, "repeats": options.repeats}
-            measure.write_json(options.json, setting | {"rows": rows})
+            measure.write_json(options.json, setting | {"rows": rows})  # first: a reader may have closed the pipe
+            print(measure.table(rows[-len(options.schemes) :]), flush=True)
 
 
 if __name__ == "__main__":
