@@ -42,9 +42,10 @@ def place_own(
     Source: zen_jax's own; the pull of ZEN (OSDI 2025), section 3.1, sends every worker all sums.
     """
     errors.check_rank("values", values.shape, (3,))
+    errors.check_message_rows("values", values.shape)
     n, _, width = values.shape
     errors.check_shape("x", x.shape, (None, width))
-    size = -(-len(x) // max(n, 1))
+    size = -(-len(x) // n)
     check_messages(positions, values, counts, size, divisor)
     errors.check_dtype("x", x.dtype, values.dtype)
     errors.check_shape("words", words.shape, (n, bitmap_words(size)))

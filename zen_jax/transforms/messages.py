@@ -65,9 +65,9 @@ def unplanned_messages(
     found += [Message(bucket, dense) for bucket in buckets(fused, bucket_bytes)]
     joined = {name for message in found for name in message.leaves}
     # A number of columns is meant for tables: vectors have none to put together.
-    by_elements = own | {"unit": 1} if errors.is_integer(unit) else own
-    alone = {name: leaf for name, leaf in leaves.items() if name not in joined}
-    return found + [Message([name], own if len(leaf.shape) > 1 else by_elements) for name, leaf in alone.items()]
+    vector = own | {"unit": 1} if errors.is_integer(unit) else own
+    alone = (name for name in leaves if name not in joined)
+    return found + [Message([name], own if len(leaves[name].shape) > 1 else vector) for name in alone]
 
 
 def row_sparse_messages(tables: Mapping[str, RowSparseGradient], axes: AxisName, bucket_bytes: int) -> list[list[str]]:
