@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import emulated_hosts, exact, gpu_report, workloads
+from benchmarks import emulated_hosts, exact, gpu_report, network, training, workloads
 from benchmarks.figures import (
     breakdown,
     breakdown_measured,
@@ -141,6 +141,26 @@ def test_thresholds_balance_the_step_that_they_are_of():
     assert exact.imbalance(*counts) == (1.0, 1.0)
     moved = np.roll(touched, 300, axis=1)
     assert exact.imbalance(*exact.message_counts(moved, strawmen.thresholds(touched), 4))[0] > 2
+
+
+@pytest.mark.parametrize("benchmark", [network, training])
+def test_what_was_measured_is_saved_though_nobody_reads_what_is_printed(benchmark, tmp_path, monkeypatch):
+    def closed(*_, **__):
+        raise BrokenPipeError
+
+    rows = [{"scheme": "dense"}]
+    options = ["--data", "none", "--examples", "lm", "--schemes", "dense", "--hosts", "2"]
+    if benchmark is network:
+        options = ["--workloads", "synthetic:0.5", "--rate", "1gbit", "--schemes", "dense", "--hosts", "2"]
+        monkeypatch.setattr(network, "measure_workload", lambda *_: rows)
+        monkeypatch.setattr(network.network_report, "table", str)
+        monkeypatch.setattr(network, "installed_peers", lambda *_: {})
+    monkeypatch.setattr(training, "compare", lambda *_: rows)
+    monkeypatch.setattr("builtins.print", closed)
+    monkeypatch.setattr("sys.argv", ["benchmark", *options, "--json", str(tmp_path / "found.json")])
+    with pytest.raises(BrokenPipeError):
+        benchmark.main()
+    assert json.loads((tmp_path / "found.json").read_text())["rows"] == rows
 
 
 def test_measured_breakdown_goes_step_by_step(tmp_path):

@@ -31,7 +31,7 @@ def kernel(name, lowering):
     if lowering == "public":
         return getattr(zen.kernels, name)
     reference = importlib.import_module(f"zen_jax.kernels.{name}").reference
-    if name in ("hierarchical_hash", "unique_ids"):
+    if name in ("hierarchical_hash", "unique_ids", "aggregate_for_others", "place_own"):
         return reference
     elements = {"partition": 1, "aggregate": 2, "hash_bitmap_encode": 1, "hash_bitmap_decode": 2}[name]
     values_at = 0 if name in ("partition", "hash_bitmap_encode") else 1
@@ -246,13 +246,7 @@ def test_aggregate_encode_is_both_in_a_row(shape, dtype):
 def test_others_units_and_own_ones_are_the_sum(n, width, dtype, lowering):
     """Each server sends what others touched, even if its sum is zero, and every worker has all of the mean."""
     shape, kind = (67, width), FLOATS[dtype]
-    for_others, place = (
-        importlib.import_module(f"zen_jax.kernels.{name}").reference if lowering == "reference" else public
-        for name, public in (
-            ("aggregate_for_others", zen.kernels.aggregate_for_others),
-            ("place_own", zen.kernels.place_own),
-        )
-    )
+    for_others, place = (kernel(name, lowering) for name in ("aggregate_for_others", "place_own"))
     size = oracle.tiles(shape[0], n)
 
     @jax.jit
@@ -281,6 +275,20 @@ def test_others_units_and_own_ones_are_the_sum(n, width, dtype, lowering):
             assert held[server, worker] == len(positions)
         assert_same_bits(means[worker], mean)
     assert nonzero.sum() == (mean != 0).any(axis=1).sum()
+
+
+@pytest.mark.parametrize("divisor", [1, 3])
+@pytest.mark.parametrize("lowering", ["public", "reference"])
+def test_own_units_have_the_bits_that_servers_give_them(lowering, divisor):
+    """Addition changes those of a signalling NaN, and may flush a subnormal."""
+    values = np.array([3.0, -0.0, np.inf, 1e-40, 0.0], np.float32)[None, :, None]
+    values.view(np.uint32)[0, -1] = 0x7FA00000
+    message = np.arange(5, dtype=np.int32)[None], values, np.array([5], np.int32)
+    place, add = (kernel(name, lowering) for name in ("place_own", "aggregate"))
+    nothing, nobody = jnp.zeros((5, 1)), jnp.zeros((1, 1), jnp.uint32)
+    own = jax.jit(lambda *message: place(nothing, nobody, *message, divisor=divisor))(*message)
+    summed = jax.jit(lambda *message: add(*message, 5, divisor=divisor))(*message)
+    assert_same_bits(np.ravel(own), np.ravel(summed))
 
 
 @pytest.mark.parametrize("lowering", ["public", "reference"])
