@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 import zen_jax as zen
@@ -57,9 +58,9 @@ def make_problem(
 ) -> Problem:
     """Gradients of `steps` steps for n workers, and each case's keywords as planned on the steps before.
 
-    A case takes the fastest of the planner's candidates that match all that `wanted` says about it.
-
-    The profile of the planning steps goes into `folder`, so that workers can estimate on links that they calibrate.
+    A case has all of the planner's candidates that match what `wanted` says about it, the fastest on links of `gbps`
+    first. The profile of the planning steps goes into `folder`: workers estimate on links that they calibrate, and take
+    the candidate that is the fastest there.
     """
 
     def indicator(step: int) -> np.ndarray:
@@ -72,12 +73,12 @@ def make_problem(
     for name, fixed in wanted.items():
         fitting = [each for each in known if all(getattr(each, key) == value for key, value in fixed.items())]
         if fitting:
-            best = min(fitting, key=lambda each: each.seconds(cluster, n))
-            cases[name] = best.options
+            cases[name] = [each.options for each in sorted(fitting, key=lambda each: each.seconds(cluster, n))]
         else:
             print(f"{name} is left out: it cannot run on this gradient", file=sys.stderr)
     if HASH_BITMAP in cases:
-        cases |= {name: cases[HASH_BITMAP] | change for name, change in VARIANTS.items()}
+        (planned,) = cases[HASH_BITMAP]
+        cases |= {name: [planned | change] for name, change in VARIANTS.items()}
     touched = np.stack([workload.touched(n, PLAN_STEPS + step) for step in range(steps)])
     return Problem(touched, workload.columns, {"cases": cases, "profile": str(folder / "profile.json")})
 
@@ -216,6 +217,7 @@ def measure_workload(
 
 def main() -> None:
     options = parse()
+    jax.config.update("jax_platforms", "cpu")  # as in all processes that it starts
     loaded = [workloads.load(name, options.data) for name in options.workloads]
     for workload in loaded:
         if options.by_table and not workload.tables:

@@ -23,6 +23,21 @@ CONSIDERED = (DENSE, *WORKER_ORDER_SCHEMES)  # psum stands for dense_ordered, wh
 CHOICE, ESTIMATE = 0.05, 0.15  # targets: how much slower than the fastest, and how far off
 
 
+def read(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """All rows of the JSON files of benchmarks.network; a ValueError names a file that is none."""
+    found = []
+    for file in files:
+        try:
+            rows = json.loads(file.read_text())["rows"]
+            measured = all({"workload", "rate", "case", "median_ms"} <= row.keys() for row in rows)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            measured = False
+        if not measured:
+            raise ValueError(f"{file} is not what benchmarks.network wrote with --json")
+        found += rows
+    return found
+
+
 def rows(records: Sequence[dict[str, Any]], workload: str, bound: float) -> list[dict[str, Any]]:
     """One row for each case and rate of one number of hosts.
 
@@ -32,11 +47,12 @@ def rows(records: Sequence[dict[str, Any]], workload: str, bound: float) -> list
       bound: least bytes that a worker receives.
 
     Returns:
-      Rows with times in ms and bytes in MB (10^6). "compute_share" is the time on an unlimited link over the time at
-      the rate: kernels, packing and the operating system's copies. "speed_up" is over dense, and "of_bytes" its share
+      Rows with times in ms and bytes in MB (10^6). "options" are what the planner chose at this rate.
+      "compute_share" is the time on an unlimited link, with the same options, over the time at the rate: kernels,
+      packing and the operating system's copies. "speed_up" is over dense, and "of_bytes" its share
       of what the bytes on the wire would allow.
     """
-    unlimited = {record["case"]: record["seconds"]["median"] for record in records if record["rate"] == group.UNLIMITED}
+    unlimited = {record["case"]: record for record in records if record["rate"] == group.UNLIMITED}
     limited = [record for record in records if record["rate"] != group.UNLIMITED]
     dense = {record["rate"]: record for record in limited if record["case"] == DENSE}
     found = []
@@ -52,12 +68,15 @@ def rows(records: Sequence[dict[str, Any]], workload: str, bound: float) -> list
         if info:
             row["info_MB"] = (info["bytes_pushed"] + info["bytes_pulled"]) / 1e6
             row |= {key: info[key] for key in ("imbalance_push", "imbalance_pull", "rounds", "dense_taken")}
-        if record["case"] in unlimited:
-            row["compute_share"] = min(1.0, unlimited[record["case"]] / seconds["median"])
+        free = unlimited.get(record["case"])
+        if free and free.get("options") == record.get("options"):
+            row["compute_share"] = min(1.0, free["seconds"]["median"] / seconds["median"])
         if record["rate"] in dense:
             slow = dense[record["rate"]]
             row["speed_up"] = slow["seconds"]["median"] / seconds["median"]
             row["of_bytes"] = row["speed_up"] / (slow["received"] / record["received"])
+        if "options" in record:
+            row["options"] = record["options"]
         if "estimate" in record:
             row["estimate_ms"] = record["estimate"] * 1e3
         found.append(row)
@@ -144,7 +163,7 @@ def _draw(rows: Sequence[dict[str, Any]], figure: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="+", help="what benchmarks.network wrote with --json")
-    rows = [row for file in parser.parse_args().results for row in json.loads(file.read_text())["rows"]]
+    rows = read(parser.parse_args().results)
     print(f"{choices(rows)}\n\n{accuracy(rows)}")
 
 

@@ -1,6 +1,7 @@
 """One process of a measured group: times zen_jax's schemes over jax.distributed. Started by benchmarks.network."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,45 +18,52 @@ from zen_jax.planning.costs import candidates
 class Processes:
     """All processes of jax.distributed, one device each."""
 
-    def __init__(self, mesh: jax.sharding.Mesh, problem: Problem) -> None:
+    def __init__(self, mesh: jax.sharding.Mesh, schemes: Sequence["Scheme"], profile: zen.SparsityProfile) -> None:
         self.rank, self.size = jax.process_index(), jax.process_count()
-        self.mesh, self.problem = mesh, problem
+        self.mesh, self.schemes, self.profile = mesh, schemes, profile
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         return gather(numbers)
 
     def at_rate(self, rate: str) -> dict[str, dict[str, Any]]:
-        """Calibrates the links; returns each case's estimated seconds."""
+        """Calibrates the links; lets each case take its fastest candidate there, and returns what it takes."""
         if rate == group.UNLIMITED:
-            return {}
+            return {scheme.name: {"options": scheme.taken} for scheme in self.schemes}
         cluster = zen.calibrate(self.mesh)
-        leaf = zen.SparsityProfile.load(self.problem.notes["profile"]).leaves["(array)"]
-        known = list(candidates(leaf, self.size))
-        return {
-            name: {"estimate": each.seconds(cluster, self.size)}
-            for name, options in self.problem.notes["cases"].items()
-            for each in known
-            if each.options == _with_tuples(options)
-        }
+        known = candidates(self.profile.leaves["(array)"], self.size)
+        estimates = {_key(each.options): each.seconds(cluster, self.size) for each in known}
+        return {scheme.name: scheme.take_fastest(estimates) for scheme in self.schemes}
 
 
 class Scheme:
-    """`zen.all_reduce` with the keywords that the problem's notes give for this case."""
+    """`zen.all_reduce` with one of the choices of keywords that the problem's notes give for this case."""
 
     def __init__(self, name: str, problem: Problem, rank: int, mesh: jax.sharding.Mesh) -> None:
-        self.name, self.problem, self.rank = name, problem, rank
+        self.name, self.problem, self.rank, self.mesh = name, problem, rank, mesh
         self.sharding = NamedSharding(mesh, PartitionSpec("data"))
-        keywords = problem.notes["cases"][name]
-        reduce = lambda x: zen.all_reduce(x[0], "data", op="sum", return_info=True, **keywords)
+        self.choices = problem.notes["cases"][name]
+        self.steps = {_key(options): self._step(**options) for options in self.choices}
+        self.taken = self.choices[0]
+
+    def _step(self, **options: Any) -> Callable[[Any], Any]:
+        if options["capacity"] is not None:
+            options["capacity"] = tuple(options["capacity"])
+        reduce = lambda x: zen.all_reduce(x[0], "data", op="sum", return_info=True, **options)
         mapped = jax.shard_map(
-            reduce, mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec(), check_vma=False
+            reduce, mesh=self.mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec(), check_vma=False
         )
-        self.step = jax.jit(mapped)
+        return jax.jit(mapped)
+
+    def take_fastest(self, estimates: Mapping[str, float]) -> dict[str, Any]:
+        """From estimated seconds by `_key`, the choice and its estimate; variants that no plan has have none."""
+        self.taken = min(self.choices, key=lambda options: estimates.get(_key(options), 0.0))
+        found = {"options": self.taken}
+        return found | {"estimate": estimates[_key(self.taken)]} if _key(self.taken) in estimates else found
 
     def prepare(self, step: int) -> Callable[[], Any]:
         mine = self.problem.dense(step, self.rank)[None]
         placed = jax.block_until_ready(jax.make_array_from_process_local_data(self.sharding, mine))
-        return lambda: jax.block_until_ready(self.step(placed))
+        return lambda: jax.block_until_ready(self.steps[_key(self.taken)](placed))
 
     def dense(self, result: Any) -> np.ndarray:
         return np.asarray(result[0].addressable_data(0))
@@ -64,9 +72,9 @@ class Scheme:
         return {key: float(value.addressable_data(0)) for key, value in result[1]._asdict().items()}
 
 
-def _with_tuples(keywords: dict[str, Any]) -> dict[str, Any]:
-    """Turns lists back into tuples, which JSON lacks."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in keywords.items()}
+def _key(options: Mapping[str, Any]) -> str:
+    """The same for a candidate's options and for what JSON makes of them."""
+    return json.dumps(options)
 
 
 def main() -> None:
@@ -77,8 +85,8 @@ def main() -> None:
     jax.distributed.initialize(options.coordinator, problem.touched.shape[1], options.process_id)
     compile_anew()
     mesh = jax.make_mesh((jax.process_count(),), ("data",), axis_types=(AxisType.Auto,))
-    processes = Processes(mesh, problem)
-    schemes = [Scheme(name, problem, processes.rank, mesh) for name in problem.notes["cases"]]
+    schemes = [Scheme(name, problem, jax.process_index(), mesh) for name in problem.notes["cases"]]
+    processes = Processes(mesh, schemes, zen.SparsityProfile.load(problem.notes["profile"]))
     cases = schemes + network_tables.cases(problem, processes.rank, mesh)
     group.measure(processes, problem, cases, options)
     jax.distributed.shutdown()

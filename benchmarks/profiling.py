@@ -94,6 +94,7 @@ def main() -> None:
             print(json.dumps(row), flush=True)
         return
     if options.hosts:
+        jax.config.update("jax_platforms", "cpu")  # as in all processes that it starts
         row = {"hosts": options.hosts, "rate": options.rate} | measured_on_hosts(options)
     else:
         row = {"workers": options.workers} | measured(options, Emulated(options.workers))

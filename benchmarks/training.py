@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from benchmarks import measure
 from benchmarks.emulated_hosts import Host, emulated_hosts, set_rate
 from benchmarks.processes import PORT, run_group, run_main
@@ -98,6 +100,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
+    jax.config.update("jax_platforms", "cpu")  # as in all processes that it starts
     rows: list[dict[str, Any]] = []
     for example in options.examples:
         for n in options.hosts:

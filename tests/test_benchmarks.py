@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import emulated_hosts, exact, gpu_report, network, training, workloads
+from benchmarks import emulated_hosts, exact, gpu_report, network, network_report, training, workloads
 from benchmarks.figures import (
     breakdown,
     breakdown_measured,
@@ -161,6 +161,14 @@ def test_what_was_measured_is_saved_though_nobody_reads_what_is_printed(benchmar
     with pytest.raises(BrokenPipeError):
         benchmark.main()
     assert json.loads((tmp_path / "found.json").read_text())["rows"] == rows
+
+
+@pytest.mark.parametrize("document", ["[]", "{}", '{"rows": [{"scheme": "zen"}]}', "no JSON"])
+def test_another_file_is_not_taken_for_a_run(document, tmp_path):
+    other = tmp_path / "other.json"
+    other.write_text(document)
+    with pytest.raises(ValueError, match=r"other\.json is not what benchmarks\.network wrote"):
+        network_report.read([other])
 
 
 def test_measured_breakdown_goes_step_by_step(tmp_path):

@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import harness
 import numpy as np
 import pytest
 
-from benchmarks import emulated_hosts, group, network, network_report, network_tables
+from benchmarks import emulated_hosts, group, network, network_report, network_tables, network_worker
 from benchmarks.group import UNLIMITED
 from benchmarks.problem import Problem
 from benchmarks.processes import ProcessesError
@@ -85,6 +86,38 @@ def test_the_result_of_every_timed_call_is_checked():
     options = argparse.Namespace(rates=[group.AS_IS], repeats=2, interface="lo")
     with pytest.raises(ValueError, match="a case is wrong in 6 of 6 elements"):
         group.measure(Alone(), problem, [WrongLater(problem)], options)
+
+
+class Slow(group.Case):
+    """A case that counts its calls."""
+
+    name, calls = "a case", 0
+
+    def prepare(self, step):
+        self.calls += 1
+        return lambda: step
+
+    def dense(self, result):
+        return np.full((3, 2), result)
+
+
+def test_warm_up_calls_do_not_count(capsys):
+    case, options = Slow(), argparse.Namespace(rates=[group.AS_IS], repeats=2, interface="lo")
+    group.measure(Alone(), mock.Mock(touched=np.ones((2, 1, 3), bool)), [case], options)
+    assert len(json.loads(capsys.readouterr().out)["seconds"]["all"]) == 2
+    assert case.calls == 1 + group.WARM_UP + 2
+
+
+def test_a_case_takes_the_fastest_of_its_candidates():
+    plans = [{"scheme": "zen", "capacity": [2, 3], "pull_format": pull} for pull in ("others", "hash_bitmap")]
+    plans.append({"scheme": "zen", "capacity": None, "pull_format": "bitmap"})
+    problem = Problem(np.ones((1, 1, 4), bool), columns=2, notes={"cases": {"zen": plans[:2], "variant": plans[2:]}})
+    zen, variant = (network_worker.Scheme(name, problem, 0, harness.mesh(1, "data")) for name in ("zen", "variant"))
+    estimates = {network_worker._key(plan | {"capacity": (2, 3)}): 3.0 - i for i, plan in enumerate(plans[:2])}
+    assert zen.taken == plans[0]
+    assert zen.take_fastest(estimates) == {"options": plans[1], "estimate": 2.0} and zen.taken == plans[1]
+    assert variant.take_fastest(estimates) == {"options": plans[2]}
+    problem.check("zen", 0, zen.dense(zen.prepare(0)()))
 
 
 @pytest.mark.parametrize(

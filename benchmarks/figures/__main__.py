@@ -6,6 +6,7 @@ python -m benchmarks.figures speedups --network build/network.json
 
 import argparse
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks import measure, workloads
@@ -49,6 +50,8 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if options.name in FROM_NETWORK and not options.network:
         parser.error(f"{options.name} needs --network FILE, which benchmarks.network --json writes")
+    if find_spec("matplotlib") is None:
+        parser.error("figures need matplotlib: pip install matplotlib")
     return options
 
 

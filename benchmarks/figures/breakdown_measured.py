@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks import network_report
 from benchmarks.figures import speedups
 from benchmarks.figures.drawing import Row
 
@@ -18,7 +19,7 @@ STEPS = {
 
 def rows(options: argparse.Namespace) -> list[Row]:
     by_place: dict[tuple, dict[str, Row]] = {}
-    for row in speedups.measured(options):
+    for row in network_report.read(options.network):
         by_place.setdefault((row["workload"], row["n"], row["rate"]), {})[row["case"]] = row
     return [
         dict(zip(("workload", "n", "rate"), place, strict=True))

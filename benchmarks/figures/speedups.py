@@ -1,10 +1,10 @@
 """Fig. 15: measured speed-ups of communication over a dense all-reduce (psum), by workload, hosts and rate."""
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks import network_report
 from benchmarks.figures.drawing import Row, bars
 
 
@@ -13,14 +13,9 @@ def rows(options: argparse.Namespace) -> list[Row]:
     return [
         {"workload": row["workload"], "n": row["n"], "rate": row["rate"], "case": row["case"], "ms": row["median_ms"]}
         | {title: row[key] for key, title in keys.items()}
-        for row in measured(options)
+        for row in network_report.read(options.network)
         if "speed_up" in row
     ]
-
-
-def measured(options: argparse.Namespace) -> list[Row]:
-    """All rows of the JSON files of benchmarks.network."""
-    return [row for path in options.network for row in json.loads(path.read_text())["rows"]]
 
 
 def draw(rows: Sequence[Row], figure: Any, group: str = "case", width: float = 2.2) -> None:
