@@ -18,8 +18,8 @@ ARGS ?=
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
-	@echo 'Variables: PYTHON (interpreter to use), VENV, CONSTRAINTS (file for pip), JOBS (tests at once), BAZEL, ARGS (passed'
-	@echo 'on by demo, test and bench).'
+	@echo 'Variables: PYTHON (interpreter) and CONSTRAINTS (file for pip), which count until .venv is made; VENV, JOBS (tests'
+	@echo 'at once), BAZEL, ARGS (passed on by demo, test and bench).'
 
 demo: $(INSTALLED)  ## train a language model on 8 workers, zen beside dense
 	$(VENV)/bin/python -m examples.lm.main $(ARGS)

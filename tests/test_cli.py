@@ -1,5 +1,6 @@
 """`zen-jax`: what it prints equals the Python API, bad input gets one line and exit code 2, examples run as shown."""
 
+import contextlib
 import errno
 import io
 import json
@@ -215,14 +216,38 @@ def test_bench_makes_gradients_up_and_keeps_float64(zen_jax, folder):
 
 def test_nobody_reads_what_it_prints(zen_jax, monkeypatch):
     """The reader of a pipe is gone, or there is no standard output; files are still written."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    with open(writer, "w") as pipe:
+    with unread() as pipe:
         for number, stdout in enumerate((pipe, None)):
             monkeypatch.setattr(sys, "stdout", stdout)
             assert main(["plan", "profile.json", "--save", f"unread{number}.json"]) == DONE
             assert zen.Plan.load(f"unread{number}.json").n == N
     assert main(["bench", "good.npz", "--schemes", "dense", "--repeats", "1", *map(str, LINKS)]) == DONE
+
+
+def test_nobody_reads_of_progress_and_errors(zen_jax, monkeypatch):
+    """Files are still written, and the exit code tells of a failure."""
+    with unread() as output, unread() as errors:
+        monkeypatch.setattr(sys, "stdout", output)
+        monkeypatch.setattr(sys, "stderr", errors)
+        assert main(["profile", "good.npz", "--save", "unread.json"]) == DONE
+        assert zen.SparsityProfile.load("unread.json").n == N
+        assert main(["plan", "absent.json"]) == BAD_INPUT
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_nobody_reads_what_a_full_disk_loses(zen_jax, monkeypatch):
+    with unread() as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert main(["plan", "profile.json", "--save", "/dev/full"]) == FAILED
+
+
+@contextlib.contextmanager
+def unread():
+    """A pipe whose reader is gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with contextlib.suppress(BrokenPipeError), open(writer, "w") as pipe:
+        yield pipe
 
 
 def test_figures(zen_jax):

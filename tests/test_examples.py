@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import os
 import shutil
 from pathlib import Path
 
@@ -70,6 +71,15 @@ def test_rows_alone_are_refused_where_a_step_names_none(tmp_path, capsys):
 def test_processes_that_start_others_are_none_of_several(tmp_path, capsys):
     code = run(tmp_path, "--processes", "4", "--coordinator", "host:7700")
     assert "--processes 4 starts all processes here: leave out --coordinator" in refused(code, capsys)
+
+
+def test_a_run_whose_output_nobody_reads_ends(tmp_path, monkeypatch, capsys):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        assert run(tmp_path, "--steps", "1") == 1
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.multiprocess

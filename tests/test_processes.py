@@ -29,6 +29,7 @@ from examples.common.watch import Watch, _Peer
 ROOT = Path(__file__).parents[1]
 TIMEOUT = 2  # seconds of the watch
 KILL, STOP = "os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getpid(), signal.SIGSTOP)"
+UNREAD = "read, write = os.pipe(); os.close(read); sys.stdout = open(write, 'w'); print('unread')"
 
 # A process that only does its deed under the watch; watched processes need no JAX.
 WATCHED = """
@@ -90,6 +91,7 @@ def watched(deeds: list[str], ranks: list[tuple[int, int]], **when: float):
         ("batch(60)", 1, f"is stuck: the others have waited for its input for {TIMEOUT} s"),
         (r"raise BadInput('two\nlines')", 2, "failed: two\nlines"),
         ("raise RuntimeError('out of paper')", 1, "failed: RuntimeError: out of paper"),
+        (f"{UNREAD}; raise RuntimeError('out of paper')", 1, "failed: RuntimeError: out of paper"),
     ],
 )
 def test_one_process_ends_the_others_and_they_name_it(deed, code, message, victim):

@@ -52,7 +52,7 @@ class Example:
 
 def main(example: Example, arguments: list[str]) -> int:
     """Returns the exit code: 0; 2 for options, data or checkpoints that cannot be used, or if training diverged; 1 if
-    processes do not arrive; 143 if one was told to end; 130 after Ctrl-C.
+    processes do not arrive or nobody reads what it prints; 143 if one was told to end; 130 after Ctrl-C.
     """
     parser = _parser(example)
     options = parser.parse_args(arguments)
@@ -81,6 +81,9 @@ def main(example: Example, arguments: list[str]) -> int:
     except (BadInput, TimeoutError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, BadInput) else 1
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         return 130
 

@@ -23,6 +23,7 @@ _STARTED = "ZEN_JAX_EXAMPLE_STARTED"  # set for the processes that `start` start
 _LAST_WORDS = 2.0  # seconds for process 0 to say why, once another has failed
 _GRACE = 60.0  # seconds for processes to save a large checkpoint and end by themselves
 _PORTS = range(20_000, 32_000, 2)  # below the ephemeral ports, which connections may take while processes start
+_LONGEST = 10**6  # seconds, beyond which timers overflow
 _JAX_PATIENCE = 2  # timeouts until JAX ends a process whose peer is dead, unless the watch has done so
 
 
@@ -39,6 +40,7 @@ def joined(rank: Rank | None, timeout: int) -> Iterator[Callable[[Callable], Cal
         yield lambda fun: fun
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    timeout = min(timeout, _LONGEST)
     seconds = _JAX_PATIENCE * timeout
     limits = {"heartbeat_timeout_seconds": seconds, "shutdown_timeout_seconds": seconds}
     if rank is None:

@@ -105,7 +105,8 @@ class Watch:
         time.sleep(_VERDICT)  # Collectives and checkpoints fail when another process dies: wait to learn which one.
         if isinstance(error, BadInput):
             self._fail(_BAD_INPUT, str(error))
-        traceback.print_exception(error)
+        with contextlib.suppress(OSError):
+            traceback.print_exception(error)
         self._fail(_FAILED, f"{kind.__name__}: {error}")
 
     def guard(self, fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -200,8 +201,9 @@ class Watch:
             time.sleep(self._timeout)  # another thread is about to end it
         for peer in self._peers:
             peer.send("over", code, why)
-        sys.stdout.flush()
-        print(why, file=sys.stderr, flush=True)
+        for stream, words in ((sys.stdout, ""), (sys.stderr, f"{why}\n")):
+            with contextlib.suppress(OSError):  # nobody may read it
+                print(words, end="", file=stream, flush=True)
         if self._rank.index == 0:
             _wait_for_ends(self._peers)
         os._exit(code)

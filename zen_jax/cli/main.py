@@ -1,7 +1,6 @@
 """`zen-jax`: parses options, runs a subcommand, shows its result, and turns errors into one line and an exit code."""
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -46,8 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         output.check_files(options)
         output.show(COMMANDS[options.command].run(options), options)
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except ValueError as error:
         return _complain(options.command, error, BAD_INPUT)
     except OSError as error:
@@ -67,7 +64,7 @@ def _complain(command: str, error: Exception, code: int) -> int:
     said = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.filename:
         said = f"{error.filename}: {error.strerror}. Check the path."
-    print(f"zen-jax {command}: {' '.join(said.split())}", file=sys.stderr)
+    output.say(f"zen-jax {command}: {' '.join(said.split())}")
     return code
 
 

@@ -65,7 +65,7 @@ def show(result: Result | None, options: argparse.Namespace) -> None:
     if result is None:
         return
     text = json.dumps(result.document, indent=1)
-    # Files first, because the reader of a pipe may close it at any time; without them the measurement is still shown.
+    # Files first, because printing a long result takes a while; without them the measurement is still shown.
     try:
         for file in options.json:
             if file != STDOUT:
@@ -75,7 +75,7 @@ def show(result: Result | None, options: argparse.Namespace) -> None:
             with writing(options.plot):
                 _draw(result, options.plot)
     finally:
-        print(text if STDOUT in options.json else result.text, flush=True)
+        _print(text if STDOUT in options.json else result.text)
 
 
 @contextlib.contextmanager
@@ -106,13 +106,21 @@ def chatter_to_stderr() -> Iterator[None]:
 
 
 def say(line: str) -> None:
-    """Reports progress."""
-    print(line, file=sys.stderr, flush=True)
+    """Reports progress, or an error, if anyone reads standard error."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def drawn(name: str) -> str:
     """A name as matplotlib draws it letter by letter: between dollar signs it would read a formula."""
     return name.replace("$", r"\$")
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _draw(result: Result, path: Path) -> None:
