@@ -80,3 +80,5 @@ def test_calibrate(monkeypatch):
         zen.calibrate(harness.mesh(2), axis_name="nobody")
     with pytest.raises(ValueError, match="without devices to measure"):
         zen.calibrate(AbstractMesh((2,), ("data",)))
+    with pytest.raises(ValueError, match="called inside jit"):
+        jax.eval_shape(lambda: zen.calibrate(harness.mesh(2, "data")))

@@ -33,6 +33,11 @@ def static_hint(value: Any) -> str:
     return " It is a JAX array, but must be a Python number: optax.inject_hyperparams takes its name in static_args."
 
 
+def is_traced(*values: Any) -> bool:
+    """Whether a call with these values is part of a larger trace: theirs or, under jit and scan, even of new arrays."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in (jnp.arange(1), *jax.tree.leaves(values)))
+
+
 def check_instance(name: str, value: Any, kind: type, instead: str) -> None:
     if not isinstance(value, kind):
         raise ValueError(f"{name} is a {type(value).__name__}, but must be a {kind.__name__}. {instead}")

@@ -3,9 +3,6 @@
 from collections.abc import Callable, Collection
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from zen_jax import errors
 from zen_jax.agreement import check_agreement
 from zen_jax.planning.cluster import Cluster, check_cluster
@@ -47,7 +44,7 @@ class Autotuned:
         return step
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.plan is None and _is_traced(args, kwargs):
+        if self.plan is None and errors.is_traced(args, kwargs):
             raise ValueError(
                 "the step from zen_jax.autotune was called inside jit or scan, where it would profile forever. Call it "
                 "outside, and compile in make_step."
@@ -75,11 +72,6 @@ class Autotuned:
         """
         rarest, most_often = self._profiler.steps, self._profiler.most_steps
         return rarest is None or rarest >= self._steps or most_often >= PATIENCE * self._steps
-
-
-def _is_traced(*arguments: Any) -> bool:
-    """Whether a call is part of a larger trace: of its arguments or, under jit and scan, even of new arrays."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in (jnp.arange(1), *jax.tree.leaves(arguments)))
 
 
 def autotune(

@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import ArrayLike
 
-from zen_jax import _axis, kernels
+from zen_jax import _axis, errors, kernels
 from zen_jax._sums import sum_in_order
 from zen_jax._typing import Array, AxisName
 from zen_jax.planning.cluster import COLLECTIVES, Cluster, KernelCost, Link, collective_steps, even_hosts
@@ -44,7 +44,8 @@ def calibrate(mesh: Mesh, axis_name: AxisName = "data", intra_axis: AxisName | N
       A Cluster with one measured Link for each collective that schemes use, and a KernelCost for each kernel.
 
     Raises:
-      ValueError: for an axis that the mesh lacks or that is given twice, or a mesh without devices.
+      ValueError: for an axis that the mesh lacks or that is given twice, or a mesh without devices; inside jit, scan or
+        the like.
 
     >>> import jax
     >>> mesh = jax.make_mesh((1,), ("data",))
@@ -52,6 +53,8 @@ def calibrate(mesh: Mesh, axis_name: AxisName = "data", intra_axis: AxisName | N
     1
     """
     n, inside = _axis.mesh_size(mesh, axis_name), {}
+    if errors.is_traced():
+        raise ValueError("zen_jax.calibrate was called inside jit or scan, which runs nothing yet. Call it outside.")
     if not isinstance(mesh, Mesh):
         raise ValueError("mesh is an AbstractMesh, without devices to measure. Use jax.make_mesh(sizes, names).")
     max_over_processes = _make_max_over_processes(mesh)
