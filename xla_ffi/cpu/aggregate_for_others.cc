@@ -51,7 +51,10 @@ void aggregate_for_others(const AggregateEncodeProblem& p, const int32_t* positi
                           const int32_t* counts, int64_t divisor, uint32_t* words, T* units, int32_t* held,
                           int32_t* nonzero, const Context& context) {
   const int64_t workers = p.batch * p.n, stride = bitmap_words(p.size);
-  context.parallel.run(workers, [&](int64_t i) {
+  int64_t sent = 0;
+  for (int64_t i = 0; i < workers; ++i) sent += std::clamp<int64_t>(counts[i], 0, p.capacity);
+  const int64_t bitmap_bytes = workers * stride * sizeof(uint32_t);
+  context.run(workers, bitmap_bytes + sent * sizeof(int32_t), [&](int64_t i) {
     mark_sent(p, positions + i * p.capacity, counts[i], words + i * stride);
   });
   const int64_t ranges = ranges_per_item(p.batch, p.size * p.width * sizeof(T), 1, context);
@@ -61,7 +64,7 @@ void aggregate_for_others(const AggregateEncodeProblem& p, const int32_t* positi
   };
   // How many units each worker gets of the ranges before each one, and of all.
   std::vector<int64_t> before(p.batch * (ranges + 1) * p.n);
-  context.parallel.run(p.batch * ranges, [&](int64_t task) {
+  context.run(p.batch * ranges, bitmap_bytes, [&](int64_t task) {
     const int64_t b = task / ranges, r = task % ranges;
     const Range range = words_of(r);
     uint32_t* const item = words + b * p.n * stride;

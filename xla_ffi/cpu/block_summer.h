@@ -85,19 +85,23 @@ class BlockSummer {
   }
 
   T* finished(int64_t elements) {
-    if (reciprocal_ != 1) {
-      for (int64_t i = 0; i < elements; ++i) sums_[i] = without_negative_zero(sums_[i] * reciprocal_);
+    // Of members, a compiler may think that a store changes them: its loops would have no vectors.
+    const Accumulator<T> reciprocal = reciprocal_;
+    Accumulator<T>* const sums = sums_.data();
+    if (reciprocal != 1) {
+      for (int64_t i = 0; i < elements; ++i) sums[i] = without_negative_zero(sums[i] * reciprocal);
     }
     if constexpr (kRounds) {
+      T* const rounded = rounded_.data();
       for (int64_t i = 0; i < elements; ++i) {
         T mean;
-        round_to(sums_[i], &mean);
-        rounded_[i] = without_negative_zero(mean);
+        round_to(sums[i], &mean);
+        rounded[i] = without_negative_zero(mean);
       }
-      std::fill_n(sums_.data(), elements, Accumulator<T>{0});
-      return rounded_.data();
+      std::fill_n(sums, elements, Accumulator<T>{0});
+      return rounded;
     } else {
-      return sums_.data();
+      return sums;
     }
   }
 

@@ -44,8 +44,8 @@ template <typename Body>
 void for_each_range(const MessageProblem& p, const Context& context, const Body& body) {
   const int64_t buckets = p.batch * p.n;
   const int64_t ranges = ranges_per_item(buckets, p.words() * kWordBytes, 1, context);
-  context.parallel.run(buckets * ranges,
-                       [&](int64_t task) { body(task / ranges, range_of(task % ranges, ranges, p.capacity, 1)); });
+  context.run(buckets * ranges, buckets * p.words() * kWordBytes,
+              [&](int64_t task) { body(task / ranges, range_of(task % ranges, ranges, p.capacity, 1)); });
 }
 
 }  // namespace

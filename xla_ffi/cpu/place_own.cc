@@ -14,12 +14,15 @@ void place_own(const DecodeProblem& p, const uint32_t* words, const int32_t* pos
   using Sum = Accumulator<T>;
   const Sum reciprocal = Sum{1} / static_cast<Sum>(divisor);
   const auto n = static_cast<uint32_t>(p.n);
-  context.parallel.run(p.batch * p.n, [&](int64_t bucket) {
+  const auto entries = [&](int64_t bucket) { return std::clamp<int64_t>(counts[bucket], 0, p.capacity); };
+  int64_t sent = 0;
+  for (int64_t bucket = 0; bucket < p.batch * p.n; ++bucket) sent += entries(bucket);
+  context.run(p.batch * p.n, 2 * sent * p.width * sizeof(T), [&](int64_t bucket) {
     const KeepSubnormals keep;
     const int64_t item = bucket / p.n;
     const auto server = static_cast<uint32_t>(bucket % p.n);
-    const int64_t entries = std::clamp<int64_t>(counts[bucket], 0, p.capacity);
-    for (int64_t entry = bucket * p.capacity; entry < bucket * p.capacity + entries; ++entry) {
+    const int64_t begin = bucket * p.capacity, end = begin + entries(bucket);
+    for (int64_t entry = begin; entry < end; ++entry) {
       const auto tile = static_cast<uint32_t>(positions[entry]);
       if (tile >= p.words * kBitsPerWord) continue;  // not a position of this server: ignored
       if (words[bucket * p.words + tile / kBitsPerWord] >> (tile % kBitsPerWord) & 1) continue;

@@ -9,7 +9,7 @@ from zen_jax import errors
 from zen_jax.planning.documents import JsonDocument, each_entry
 
 COLLECTIVES = ("all_to_all", "all_gather", "psum", "permute", "send")  # partners permute both ways, and send one way
-KERNELS = ("partition", "aggregate", "encode", "for_others", "decode", "sum", "copy")
+KERNELS = ("partition", "aggregate", "encode", "aggregate_encode", "for_others", "decode", "sum", "copy")
 # Beyond these, as in a file with a slip, seconds would overflow to infinity.
 GBPS = (1e-9, 1e9)
 LATENCY_US = (0.0, 1e12)

@@ -180,19 +180,28 @@ def _on_servers(
     )
     whole, unit_bytes = leaf.nbytes, unit.width * pull.dtype.itemsize
     sent, union, lacking = (units * unit_bytes for units in (unit.nonzero, unit.unions[-1], unit.unions[-2]))
-    pushing = {
+    summing = {
         "coo": (Work("aggregate", whole / n, sent),),
         "bitmap": (Work("decode", whole, sent), Work("sum", whole, 0)),
     }
-    pulling = {
-        "hash_bitmap": (Work("encode", whole / n, union / n), Work("decode", whole, union)),
-        "others": (Work("for_others", whole / n, lacking), Work("decode", whole, lacking), Work("copy", 2 * sent, 0)),
-        "coo": (Work("partition", whole / n, union / n), Work("aggregate", whole, union)),
+    encoding = {
+        "hash_bitmap": (Work("encode", whole / n, union / n),),
+        "coo": (Work("partition", whole / n, union / n),),
+        "dense": (),
+    }
+    summing_and_encoding = {
+        ("coo", "hash_bitmap"): (Work("aggregate_encode", whole / n, sent),),
+        ("coo", "others"): (Work("for_others", whole / n, lacking),),
+    }
+    decoding = {
+        "hash_bitmap": (Work("decode", whole, union),),
+        "others": (Work("decode", whole, lacking), Work("copy", 2 * sent, 0)),
+        "coo": (Work("aggregate", whole, union),),
         "dense": (Work("decode", whole, whole),),
     }
+    served = summing_and_encoding.get((push_format, pull_format)) or summing[push_format] + encoding[pull_format]
     copied = Work("copy", 2 * n * (pushed + body), 0)
-    received = () if others else pushing[push_format]  # which are summed as they are encoded
-    work = (Work("partition", whole, sent), *received, *pulling[pull_format], copied)
+    work = (Work("partition", whole, sent), *served, *decoding[pull_format], copied)
     return Candidate(scheme, unit.width, capacity, exchanges, work, push_format, pull_format)
 
 
