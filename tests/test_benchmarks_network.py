@@ -88,7 +88,7 @@ def test_the_result_of_every_timed_call_is_checked():
         group.measure(Alone(), problem, [WrongLater(problem)], options)
 
 
-class Slow(group.Case):
+class Counted(group.Case):
     """A case that counts its calls."""
 
     name, calls = "a case", 0
@@ -102,7 +102,7 @@ class Slow(group.Case):
 
 
 def test_warm_up_calls_do_not_count(capsys):
-    case, options = Slow(), argparse.Namespace(rates=[group.AS_IS], repeats=2, interface="lo")
+    case, options = Counted(), argparse.Namespace(rates=[group.AS_IS], repeats=2, interface="lo")
     group.measure(Alone(), mock.Mock(touched=np.ones((2, 1, 3), bool)), [case], options)
     assert len(json.loads(capsys.readouterr().out)["seconds"]["all"]) == 2
     assert case.calls == 1 + group.WARM_UP + 2
