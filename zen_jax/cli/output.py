@@ -65,7 +65,7 @@ def show(result: Result | None, options: argparse.Namespace) -> None:
     if result is None:
         return
     text = json.dumps(result.document, indent=1)
-    # Files first, because printing a long result takes a while; without them the measurement is still shown.
+    # Whatever becomes of the files, the measurement is shown.
     try:
         for file in options.json:
             if file != STDOUT:
