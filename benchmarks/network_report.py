@@ -47,10 +47,10 @@ def rows(records: Sequence[dict[str, Any]], workload: str, bound: float) -> list
       bound: least bytes that a worker receives.
 
     Returns:
-      Rows with times in ms and bytes in MB (10^6). "options" are what the planner chose at this rate.
-      "compute_share" is the time on an unlimited link, with the same options, over the time at the rate: kernels,
-      packing and the operating system's copies. "speed_up" is over dense, and "of_bytes" its share
-      of what the bytes on the wire would allow.
+      Rows with times in ms and bytes in MB (10^6). "options" are what the planner chose at this rate;
+      "first_call_s" is of those that it tried first. "compute_share" is the time on an unlimited link, with the same
+      options, over the time at the rate: kernels, packing and the operating system's copies. "speed_up" is over dense,
+      and "of_bytes" its share of what the bytes on the wire would allow.
     """
     unlimited = {record["case"]: record for record in records if record["rate"] == group.UNLIMITED}
     limited = [record for record in records if record["rate"] != group.UNLIMITED]
