@@ -39,10 +39,9 @@ def run_group(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
                 with log.open("w") as output:
                     # The first process reports progress; the others' output matters only if one of them fails.
                     errors = subprocess.STDOUT if processes else None
-                    started = subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=variables
-                    )
-                    processes.append(started)
+                    streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": errors}
+                    # In a group of its own: Ctrl-C reaches this process alone, which then ends the others.
+                    processes.append(subprocess.Popen(command, **streams, env=variables, process_group=0))
             deadline = time.monotonic() + GROUP_TIMEOUT
             while any(p.poll() is None for p in processes) and not any(p.poll() for p in processes):
                 if time.monotonic() > deadline:

@@ -18,7 +18,7 @@ import pytest
 from benchmarks import emulated_hosts, group, network, network_report, network_tables, network_worker
 from benchmarks.group import UNLIMITED
 from benchmarks.problem import Problem
-from benchmarks.processes import ProcessesError
+from benchmarks.processes import ProcessesError, run_group
 
 
 @pytest.fixture
@@ -55,6 +55,12 @@ def test_an_interface_that_is_not_there_is_refused_before_gradients_are_made(mon
     monkeypatch.setattr(sys, "argv", ["network", *options.split()])
     with pytest.raises(ValueError, match="no counters of --interface 'nowhere0'"):
         network.main()
+
+
+def test_ctrl_c_reaches_the_benchmark_alone():
+    """It ends its processes, which would otherwise each print a traceback."""
+    (found,) = run_group([[sys.executable, "-c", "import json, os; print(json.dumps({'group': os.getpgrp()}))"]])
+    assert found["group"] != os.getpgrp()
 
 
 class Alone(group.Group):

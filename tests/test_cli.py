@@ -139,6 +139,17 @@ def test_estimate(zen_jax, profile):
     assert (code, printed) == (DONE, f"{two_a_host}\n")
 
 
+def test_a_profile_of_hosts_is_of_their_devices(zen_jax):
+    """The cluster follows from it, and another one is refused: a plan for as many single devices would be too small."""
+    shared = zen.profile(gradient(), unit="row", devices_per_host=2)
+    shared.save("hosts.json")
+    estimate = zen.estimate(shared, zen.Cluster(N, 2, inter_gbps=1.0, latency_us=20.0))
+    assert zen_jax("estimate", "hosts.json", *LINKS)[:2] == (DONE, f"{estimate}\n")
+    assert "profile of 4 hosts with 2 devices each" in zen_jax("profile", "good.npz", "--devices-per-host", 2)[1]
+    code, _, said = zen_jax("plan", "hosts.json", "--hosts", 2)
+    assert (code, "4 hosts with 2 devices each, but the cluster has 2 hosts" in said) == (BAD_INPUT, True)
+
+
 def test_simulate(zen_jax, profile):
     simulation = zen.simulate(profile, CLUSTER, workers=(2, 4, 8, 16))
     code, printed, said = zen_jax("simulate", "profile.json", "--max-workers", 17, *LINKS)

@@ -14,6 +14,7 @@ from cases import assert_same_bits, normal
 from jax.sharding import PartitionSpec
 
 import zen_jax as zen
+from zen_jax import selection
 
 pytestmark = pytest.mark.promoting  # optax's own arithmetic relies on promotion
 
@@ -189,6 +190,14 @@ def test_ties_over_the_model_axis(mode):
     worker = lambda g: sparsifier.update(g, sparsifier.init(jnp.zeros((12, 8))))[0]
     sent = np.asarray(harness.spmd(worker, mode, 4)(np.ones((4, 12, 8), np.float32)))
     assert 39 <= np.count_nonzero(sent) <= 42
+
+
+def test_shards_that_round_differently_agree():
+    """Shards that ask for different numbers share the threshold of the largest: none leaves the others waiting."""
+    shards = normal((4, 1000))
+    mark = lambda x, k: selection.top_k_mask(x, k, k, model_axis=harness.AXIS)
+    marked = jax.vmap(mark, axis_name=harness.AXIS)(shards, jnp.array([10, 12, 11, 10]))
+    np.testing.assert_array_equal(np.asarray(marked).ravel(), oracle.largest(shards.ravel(), 12))
 
 
 def test_data_and_model_axes_together():

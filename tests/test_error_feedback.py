@@ -198,6 +198,8 @@ def test_donated_state_is_not_copied():
         (lambda g, r: zen.kernels.send_largest(g, r[:3], 1, 1), r"residual has shape \(3,\)"),
         (lambda g, r: zen.kernels.send_largest(g, r, 1, 1, velocity=r[:2]), r"velocity has shape \(2,\)"),
         (lambda g, r: zen.kernels.send_drawn(g, r, 0, jnp.uint32(0)), "k=0"),
+        (lambda g, r: zen.kernels.send_drawn(g, r, 1, jnp.zeros(1, jnp.uint32)), r"step has shape \(1,\)"),
+        (lambda g, r: zen.kernels.send_largest(g, r, 1, 1, velocity=r, scale=r[:1]), r"scale has shape \(1,\)"),
         (lambda g, r: zen.kernels.send_reaching(g, r[None], 1.0), r"residual has shape \(1, 5\)"),
     ],
 )

@@ -161,13 +161,18 @@ def row_sparse(x):
     return zen.RowSparseGradient.from_lookups(jnp.arange(len(x)), x, len(x))
 
 
+def sparsified(x, sparsifier):
+    return sparsifier.update(x, sparsifier.init(x))[0]
+
+
 @pytest.mark.parametrize(
     "worker",
     [
         lambda x: zen.all_reduce(x[0], harness.AXIS),
         lambda x: zen.synchronize(harness.AXIS).update(row_sparse(x[0]), None)[0].rows,
+        lambda x: sparsified(x[0], zen.dgc(model_axis=harness.AXIS)),
     ],
-    ids=["all_reduce", "synchronize"],
+    ids=["all_reduce", "synchronize", "dgc"],
 )
 def test_compilation_cache_among_processes_on_cpus(worker, monkeypatch):
     """Programs from it hang; one process alone, or without it, runs."""
@@ -378,7 +383,7 @@ def test_autotune_for_another_cluster_is_refused_before_a_step_runs():
     [
         (2**31, {"scheme": "agsparse"}, "scheme='agsparse'"),
         (2**31, {"scheme": "sparcml"}, "scheme='sparcml'"),
-        (2**31, {"scheme": "sparse_ps"}, "pull_format='coo'"),
+        (2**31, {"scheme": "sparse_ps"}, "contiguous servers"),
         (2**31, {"scheme": "zen", "pull_format": "coo"}, "pull_format='coo'"),
         (2**31, {"scheme": "zen", "pull_format": "bitmap"}, "pull_format='bitmap'"),
         (2**31, {"scheme": "zen", "pull_format": "others"}, "pull_format='others'"),

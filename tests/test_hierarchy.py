@@ -282,6 +282,10 @@ def test_a_plan_has_room_for_every_devices_share():
             assert info.rounds == 1, width
             fuller = capacity[0] - k, capacity[1] - k
             assert moved(stack, n, k, unit=width, capacity=fuller)[1].rounds > 1, width
+        other = zen.Cluster(n * k), zen.Cluster(n), zen.Cluster(n, devices_per_host=2 * k), zen.Cluster(n // k, k)
+        for cluster in other:
+            with pytest.raises(ValueError, match=f"{n} hosts with {k} devices each, but the cluster has"):
+                zen.plan(profile, cluster)
     with pytest.raises(ValueError, match="devices_per_host=0"):
         zen.profile(machines, devices_per_host=0)
 

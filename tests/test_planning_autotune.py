@@ -236,6 +236,22 @@ def test_autotune_waits_no_longer_for_leaves_that_no_call_synchronises():
     assert step.plan.leaves["rare"].scheme == "dense_ordered"
 
 
+def test_processes_compare_their_plans(monkeypatch):
+    """Messages of different sizes would leave processes waiting for each other."""
+    compared = []
+    monkeypatch.setattr(autotune, "check_agreement", lambda **what: compared.append(what))
+
+    def make_step(plan):
+        transform = zen.synchronize(harness.AXIS, plan=plan)
+        return harness.spmd(lambda g: transform.update(g, None)[0], "vmap", N)
+
+    step = zen.autotune(make_step, cluster=SLOW, steps=1)
+    step(jnp.ones((N, 5)))
+    assert [set(what) for what in compared] == [{"cluster", "steps", "schemes"}]
+    step(jnp.ones((N, 5)))
+    assert compared[1:] == [{"plan": step.plan}]
+
+
 def test_autotune_among_processes_that_disagree(monkeypatch):
     """Detected in the first call, before a step runs; a single process asks nobody."""
     ran = []

@@ -136,6 +136,9 @@ def test_ids_without_rows_are_refused():
 def test_tables_of_more_rows_than_ids_can_name_are_refused():
     with pytest.raises(ValueError, match=f"table of {2**31} rows"):
         zen.RowSparseGradient.from_lookups(jnp.array([1]), jnp.ones((1, 2)), num_rows=2**31)
+    last = zen.RowSparseGradient(jnp.array([1, 2]), jnp.ones((2, 1)), 2**31 - 2)
+    with pytest.raises(ValueError, match=f"table of {2**31} rows"):
+        jax.eval_shape(lambda table: table + last, jax.ShapeDtypeStruct(last.shape, jnp.float32))
     table = jax.ShapeDtypeStruct((2**31, 1), jnp.float32)
     for read in (embedding.lookup, embedding.take_rows):
         with pytest.raises(ValueError, match=f"table of {2**31} rows"):

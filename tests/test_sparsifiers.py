@@ -3,6 +3,7 @@
 import functools
 import io
 import math
+import re
 import warnings
 
 import harness
@@ -295,9 +296,10 @@ def test_a_threshold_is_rounded_to_the_gradients_dtype():
             sparsifier = zen.threshold(value)
             sent, _ = sparsifier.update(gradient, sparsifier.init(gradient))
             assert np.count_nonzero(sent) == 2, repr(value)
-    sparsifier = zen.threshold(1e300)
-    with pytest.raises(ValueError, match=r"value=1e\+300 must be .* the largest float32"):
-        sparsifier.update(gradient, sparsifier.init(gradient))
+    for value in (1e300, 1e-40, 1e-60):
+        sparsifier = zen.threshold(value)
+        with pytest.raises(ValueError, match=re.escape(f"value={value!r} must be from 1.17") + ".*float32"):
+            sparsifier.update(gradient, sparsifier.init(gradient))
 
 
 def test_unbound_axes():

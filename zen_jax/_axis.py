@@ -82,9 +82,12 @@ def varying(x: Array) -> frozenset:
     return jax.typeof(x).manual_axis_type.varying
 
 
-def varying_like(x: Array, like: Array) -> Array:
-    """x, typed to vary wherever `like` does: both branches of a `lax.cond` must agree on that."""
-    missing = tuple(varying(like) - varying(x))
+def varying_like(x: Array, *likes: Array, apart_from: Sequence[str] = ()) -> Array:
+    """x, typed to vary wherever any of `likes` does, as branches of a `lax.cond` and carries of a loop must.
+
+    Axes in `apart_from` do not count.
+    """
+    missing = tuple(frozenset().union(*map(varying, likes)) - varying(x) - {*apart_from})
     return lax.pcast(x, missing, to="varying") if missing else x
 
 

@@ -24,6 +24,5 @@ def count_below(ascending: Array, values: Array) -> Array:
         passed = (further <= size) & (ascending.at[further - 1].get(mode="clip") < values)
         return jnp.where(passed, further, below)
 
-    none = _axis.varying_like(jnp.zeros(values.shape, jnp.int32), values)
-    none = _axis.varying_like(none, ascending)
+    none = _axis.varying_like(jnp.zeros(values.shape, jnp.int32), values, ascending)
     return lax.fori_loop(np.int32(0), steps, step, none) if size else none

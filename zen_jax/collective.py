@@ -10,7 +10,7 @@ from zen_jax._typing import Array, AxisName, Capacity, Unit
 from zen_jax.info import Info, make_info
 from zen_jax.schemes import registry
 from zen_jax.schemes.pull import check_formats
-from zen_jax.sparse import SparseGradient, is_sparse
+from zen_jax.sparse import SparseGradient
 from zen_jax.trees import densified, values_of
 from zen_jax.units import unit_width
 
@@ -98,9 +98,9 @@ def all_reduce(
     capacities = _capacities(capacity, scheme, n)
     _axis.check_not_reduced("x", values_of(x), axes)
     _axis.check_not_sharded("x", values_of(x))
-    width = unit_width(x.shape, "element" if is_sparse(x) and unit == "auto" else unit, n * devices)
+    width = unit_width(x.shape, "element" if isinstance(x, SparseGradient) and unit == "auto" else unit, n * devices)
     travels_as_list = registry.takes_sparse(scheme) and n > 1 and intra_axis is None and width == 1
-    if is_sparse(x) and not (travels_as_list and x.size and x.room):
+    if isinstance(x, SparseGradient) and not (travels_as_list and x.size and x.room):
         x = densified(x)
     if n * devices == 1 or x.size == 0:
         # psum of nothing, or over one worker, only marks the result as reduced.
@@ -115,7 +115,7 @@ def all_reduce(
 
 def _checked(x: Array | SparseGradient) -> Array | SparseGradient:
     """x as an array unless it is sparse; raises a ValueError for anything that is not a gradient."""
-    if not is_sparse(x):
+    if not isinstance(x, SparseGradient):
         if not isinstance(x, (jax.Array, np.ndarray, np.generic)) and not errors.is_number(x):
             raise ValueError(f"x is a {type(x).__name__}, but must be one gradient. Use zen_jax.synchronize for trees.")
         x = jnp.asarray(x)

@@ -107,14 +107,13 @@ def server_of(idx: ArrayLike, n: int, seed: int = 0) -> Array:
     return ((idx % np.uint32(n) + rotation) % np.uint32(n)).astype(np.int32)
 
 
-def position_of(idx: ArrayLike, n: int, seed: int = 0) -> Array:
-    """The position (int32) of each unit index on the server that owns it: its tile, whatever the seed.
+def position_of(idx: ArrayLike, n: int) -> Array:
+    """The position (int32) of each unit index on the server that owns it: its tile.
 
     >>> import numpy as np
     >>> position_of(np.arange(8), n=4).tolist()
     [0, 0, 0, 0, 1, 1, 1, 1]
     """
-    del seed
     return (_uint32(idx) // np.uint32(n)).astype(np.int32)
 
 

@@ -14,7 +14,8 @@ class Info(NamedTuple):
     """Statistics of one all-reduce, equal on all workers; every field is a float32 scalar.
 
     Bytes count what one worker sends to others (pushed) and receives from others (pulled), including unused room in
-    messages, summed over stages and phases. Schemes without servers push everything and have imbalance 0; omnireduce's
+    messages, summed over stages and phases. What is sent dense is half pushed, half pulled. agsparse and sparcml push;
+    only what sparcml returns to workers beyond a power of two is pull. None of these has an imbalance. omnireduce's
     units are its blocks.
     """
 
@@ -94,7 +95,7 @@ def total(infos: Mapping[str, Info] | Iterable[Info] | Info) -> Info:
         return jnp.sum(weights * field, axis=0) / jnp.maximum(jnp.sum(weights, axis=0), 1.0)
 
     def counted(field: Array) -> Array:
-        # An all-zero gradient never takes the dense path: a density of 0 there was not counted.
+        # Where units are counted, an all-zero gradient is sent sparse: a dense one with density 0 was not counted.
         return weighted(field, jnp.where((stacked.dense_taken == 1) & (field == 0), 0.0, stacked.bytes_dense))
 
     return Info(

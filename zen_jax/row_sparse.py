@@ -123,6 +123,7 @@ class RowSparseGradient:
     def _at(self, table: Array) -> Any:
         self._check(table)
         # Unused entries get distinct ids past the end, so that every index is unique.
+        check_rows(self.num_rows + self.ids.size)
         entry = jnp.arange(self.ids.size, dtype=jnp.int32)
         return table.at[jnp.where(self.ids < self.num_rows, self.ids, self.num_rows + entry)]
 

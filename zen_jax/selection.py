@@ -50,8 +50,11 @@ def top_k_mask(x: Array, least: Array | int, most: Array | int, model_axis: Axis
     bits = lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
     shards = 1 if model_axis is None else _axis.axis_size(model_axis, "model_axis")
     check_size(bits.size * shards)
-    search = functools.partial(_search, model_axis=model_axis)
-    found = search(bits, least, most, _sampled_probes(bits, least, model_axis))
+    search, probes = functools.partial(_search, model_axis=model_axis), _sampled_probes(bits, least, model_axis)
+    if model_axis is not None:
+        # Hosts may round differently, and would then leave a loop of collectives at different times.
+        least, most, probes = lax.pmax((jnp.asarray(least), jnp.asarray(most), probes), model_axis)
+    found = search(bits, least, most, probes)
     threshold = found.low
     tied = (found.reach_low > most) & (threshold > 0)
 
@@ -63,7 +66,7 @@ def top_k_mask(x: Array, least: Array | int, most: Array | int, model_axis: Axis
         return search(ties, wanted, most_wanted, _even_probes(jnp.uint32)).low
 
     # What both branches and the result need is cheaper to recompute than to pass: XLA would write it to memory.
-    cut = lax.cond(tied, last_tie, lambda: _match(jnp.uint32(0), bits, threshold, model_axis=model_axis))
+    cut = lax.cond(tied, last_tie, lambda: _matching(jnp.uint32(0), bits, threshold, model_axis=model_axis))
     keys = _keys(bits)
     return (keys > threshold) | ((keys == threshold) & (_reversed_index(bits.size) >= cut))
 
@@ -116,15 +119,13 @@ def _search(
         return _Gap(low, high, reach_low, reach_high, _probes_between(low, high))
 
     start = (dtype.type(0), _top(dtype), jnp.int32(everything), jnp.int32(0), probes)
-    start = [_match(jnp.asarray(value), bits, least, most, probes, model_axis=model_axis) for value in start]
+    start = [_matching(jnp.asarray(x), bits, least, most, probes, model_axis=model_axis) for x in start]
     return lax.while_loop(unfinished, narrow, _Gap(*start))
 
 
-def _match(value: Array, bits: Array, *others: Array, model_axis: AxisName | None) -> Array:
-    """The value, typed to vary wherever the others do, as shard_map requires of a loop's carry."""
-    agreed = () if model_axis is None else _axis.axis_names(model_axis)
-    axes = (_axis.varying(bits) - set(agreed)).union(*map(_axis.varying, others)) - _axis.varying(value)
-    return lax.pcast(value, tuple(axes), to="varying") if axes else value
+def _matching(x: Array, *operands: Array, model_axis: AxisName | None) -> Array:
+    """x as the search leaves it: it varies where its operands do, except over shards, which agree."""
+    return _axis.varying_like(x, *operands, apart_from=() if model_axis is None else _axis.axis_names(model_axis))
 
 
 def _top(dtype: Any) -> np.generic:

@@ -91,11 +91,6 @@ class SparseGradient:
         return kernels.aggregate(*listed, self.size).reshape(self.shape)
 
 
-def is_sparse(leaf: Any) -> bool:
-    """Whether a tree node is a `SparseGradient`, for use as `is_leaf` in `jax.tree`."""
-    return isinstance(leaf, SparseGradient)
-
-
 def concatenated(gradients: Sequence[SparseGradient]) -> SparseGradient:
     """Gradients of one dtype, flattened, one after another; altered ones as in `nan_if_altered`.
 
@@ -128,7 +123,7 @@ def _num_listed(gradient: SparseGradient) -> Array:
 
 def to_coo(units: Array | SparseGradient, room: int) -> tuple[Array, Array, Array]:
     """The first `room` non-zero units of [U, m], or of a gradient of shape [U, 1], in one bucket."""
-    if not is_sparse(units):
+    if not isinstance(units, SparseGradient):
         return kernels.partition(units, 1, room)
     units = nan_if_altered(units)
     return units.indices[None, :room], units.values[None, :room, None], jnp.minimum(units.count, units.room)[None]

@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> output.Result:
     profile = shared.profile(options)
-    estimate = zen.estimate(profile, shared.cluster(options, profile.n))
+    estimate = zen.estimate(profile, shared.cluster(options, profile))
     return output.Result(str(estimate), estimate.to_json(), lambda figure: _draw(estimate, figure))
 
 

@@ -32,9 +32,11 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         help="links and kernels from zen-jax bench --save-cluster, instead of the six options below",
     )
     parser.add_argument(
-        "--hosts", type=at_least(1), metavar="N", help="number of machines (default: enough for the profile's workers)"
+        "--hosts", type=at_least(1), metavar="N", help="number of machines (default: enough for the profile)"
     )
-    parser.add_argument("--devices-per-host", type=at_least(1), metavar="N", help="workers per machine (default: 1)")
+    parser.add_argument(
+        "--devices-per-host", type=at_least(1), metavar="N", help="workers per machine (default: the profile's)"
+    )
     parser.add_argument(
         "--gbps",
         type=between(*GBPS),
@@ -60,8 +62,8 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def cluster(options: argparse.Namespace, n: int) -> zen.Cluster:
-    """The cluster that the options describe, for n profiled workers."""
+def cluster(options: argparse.Namespace, profile: zen.SparsityProfile) -> zen.Cluster:
+    """The cluster that the options describe, for a profile's workers."""
     typed = {
         "hosts": options.hosts,
         "devices_per_host": options.devices_per_host,
@@ -76,7 +78,11 @@ def cluster(options: argparse.Namespace, n: int) -> zen.Cluster:
             flags = ", ".join("--" + name.removeprefix("inter_").replace("_", "-") for name in typed)
             raise ValueError(f"--cluster describes the whole cluster. Give it or {flags}, not both.")
         return zen.Cluster.load(options.cluster)
-    return zen.Cluster(**{"hosts": max(1, n // typed.get("devices_per_host", 1))} | typed)
+    if profile.devices_per_host > 1:
+        default = {"hosts": profile.n, "devices_per_host": profile.devices_per_host}
+    else:
+        default = {"hosts": max(1, profile.n // typed.get("devices_per_host", 1))}
+    return zen.Cluster(**default | typed)
 
 
 def add_schemes(parser: argparse.ArgumentParser, default: tuple[str, ...], meaning: str) -> None:

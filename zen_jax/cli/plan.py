@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> output.Result:
     profile = shared.profile(options)
-    cluster = shared.cluster(options, profile.n)
+    cluster = shared.cluster(options, profile)
     sent = messages(profile, cluster, candidate_schemes(options.schemes))
     plan, estimate = plan_of(sent, profile), zen.estimate(profile, cluster)
     rows = [_Row(message, profile, cluster, estimate) for message in sent]

@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> output.Result:
     profile = shared.profile(options)
-    cluster = shared.cluster(options, profile.n)
+    cluster = shared.cluster(options, profile)
     workers = _workers(profile.n, cluster, options.max_workers)
     output.say(f"estimating for {len(workers)} numbers of workers up to {workers[-1]}")
     simulation = zen.simulate(profile, cluster, workers=workers, schemes=options.schemes)

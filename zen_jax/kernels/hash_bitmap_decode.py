@@ -22,7 +22,7 @@ def hash_bitmap_decode(words: Array, values: Array, size: int, *, seed: int = 0)
       [U] or [U, D] of values' dtype. Units whose bit is clear, or whose value did not fit in C, are 0.
 
     Raises:
-      ValueError: for values that are not floats, or shapes or dtypes that disagree.
+      ValueError: for values that are not floats, shapes or dtypes that disagree, or T above 2**31 - 1.
 
     >>> import jax.numpy as jnp
     >>> words = jnp.array([[0b10], [0b01]], jnp.uint32)
@@ -37,6 +37,7 @@ def hash_bitmap_decode(words: Array, values: Array, size: int, *, seed: int = 0)
     errors.check_at_least("size", size, 0)
     errors.check_seed(seed)
     n, capacity, *row = values.shape
+    errors.check_units(-(-size // n), "each server", "more servers")
     errors.check_shape("words", words.shape, (n, bitmap_words(-(-size // n))))
     errors.check_dtype("words", words.dtype, jnp.uint32)
     rows = jnp.asarray(values).reshape(n, capacity, *(row or (1,)))

@@ -21,7 +21,7 @@ def hash_bitmap_encode(shard: Array, capacity: int) -> tuple[Array, Array, Array
       count: int32 [], the true number of non-zero units, which may exceed C.
 
     Raises:
-      ValueError: for a dtype that is not a float, or a capacity below 1 or above 2**31 - 1.
+      ValueError: for a dtype that is not a float, a capacity below 1, or a capacity or T above 2**31 - 1.
 
     >>> import jax.numpy as jnp
     >>> words, values, count = hash_bitmap_encode(jnp.array([0., 3., 0., 4.]), capacity=2)
@@ -34,6 +34,7 @@ def hash_bitmap_encode(shard: Array, capacity: int) -> tuple[Array, Array, Array
     errors.check_rank("shard", shard.shape, (1, 2))
     errors.check_capacity(capacity)
     size, *row = shard.shape
+    errors.check_units(size, "a server", "more servers")
     rows = jnp.asarray(shard).reshape(size, *(row or (1,)))
     width, itemsize = rows.shape[1], rows.dtype.itemsize
     words, values, count = custom_call_or(

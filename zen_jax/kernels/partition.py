@@ -28,7 +28,8 @@ def partition(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array,
         holds the first C of them. Entries at or beyond the count are unspecified.
 
     Raises:
-      ValueError: for a dtype that is not a float, n below 1, or a capacity below 1 or above 2**31 - 1.
+      ValueError: for a dtype that is not a float, n or a capacity below 1, or a capacity or units of a server above
+        2**31 - 1.
 
     >>> import jax.numpy as jnp
     >>> positions, values, counts = partition(jnp.array([0., 5., 0., 7., 8., 0.]), n=2, capacity=3)
@@ -43,6 +44,7 @@ def partition(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array,
     errors.check_capacity(capacity)
     errors.check_rank("x", x.shape, (1, 2))
     units, *row = x.shape
+    errors.check_units(-(-units // n), "each server", "more servers")
     rows = jnp.asarray(x).reshape(units, *(row or (1,)))
     width, itemsize = rows.shape[1], rows.dtype.itemsize
     positions, values, counts = custom_call_or(
@@ -54,6 +56,11 @@ def partition(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array,
         seed=np.uint32(seed),
     )
     return positions, values.reshape(n, capacity, *row), counts
+
+
+def nonzero_units(x: Array) -> Array:
+    """How many units of x [U] or [U, D] are non-zero, int32 []."""
+    return partition(x, 1, 1)[2][0]
 
 
 def reference(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array, Array, Array]:

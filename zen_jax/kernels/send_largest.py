@@ -134,6 +134,7 @@ def _send(
     least, most = _bounds(least, most, update.size)
     scale = jnp.ones((), residual.dtype) if scale is None else scale
     errors.check_dtype("scale", jnp.result_type(scale), residual.dtype)
+    errors.check_shape("scale", jnp.shape(scale), ())
     # A custom call takes no None: an empty array stands for no velocity.
     has_velocity = velocity is not None
     velocity_or_empty = velocity if has_velocity else jnp.zeros_like(update, residual.dtype, shape=(0,))

@@ -55,6 +55,7 @@ class Autotuned:
         elif self.plan is None and self._calls >= self._steps and self._has_seen_enough():
             profile = self._profiler.profile(partial=True)
             planned = plan(profile, self._cluster, schemes=self._schemes)
+            check_agreement(plan=planned)
             self._step, self.profile, self.plan = self._made(planned), profile, planned
         try:
             results = self._step(*args, **kwargs)

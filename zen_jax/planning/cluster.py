@@ -111,7 +111,6 @@ class Cluster(JsonDocument):
     def _from_json(cls, document: Mapping[str, Any]) -> Self:
         links = each_entry("collectives", document["collectives"], lambda link: Link(**link))
         kernels = each_entry("kernels", document["kernels"], lambda cost: KernelCost(**cost))
-        document = {"intra_latency_us": None, **document}  # which older documents lack
         known = {field.name: document[field.name] for field in fields(cls)}
         return cls(**known | {"collectives": links, "kernels": kernels})
 
@@ -119,12 +118,14 @@ class Cluster(JsonDocument):
     def workers(self) -> int:
         return self.hosts * self.devices_per_host
 
-    def check_workers(self, n: int, whose: str = "the profile has") -> None:
-        """Raises a ValueError unless n is the number of devices, or of hosts (whose devices reduce first)."""
-        if n not in (self.workers, self.hosts):
+    def check_workers(self, n: int, devices: int = 1, whose: str = "the profile has") -> None:
+        """Raises a ValueError unless n is the number of devices, or of hosts, whose `devices` reduce first."""
+        one_each = devices == 1
+        if n not in (self.workers, self.hosts) if one_each else (n, devices) != (self.hosts, self.devices_per_host):
             raise ValueError(
-                f"{whose} {n} workers, but the cluster has {self.hosts} hosts with {self.devices_per_host} devices "
-                "each. Give a cluster with that many devices, or hosts."
+                f"{whose} {n} {'workers' if one_each else f'hosts with {devices} devices each'}, but the cluster has "
+                f"{self.hosts} hosts with {self.devices_per_host} devices each. Give a cluster with that many devices, "
+                "or hosts."
             )
 
     def seconds(self, collective: str, nbytes: float, n: int, distance: int | None = None) -> float:

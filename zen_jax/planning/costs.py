@@ -131,10 +131,11 @@ def _dense(leaf: LeafProfile, n: int) -> Iterator[Candidate]:
 def _zen(unit: UnitProfile, leaf: LeafProfile, n: int) -> Iterator[Candidate]:
     """Equation 1, with the measured union in place of gamma^n d and every message as full as the fullest."""
     hashed, ordered = TileRotation(unit.units, n, seed=0), next(_dense(leaf, n))
-    for formats in FORMATS_TO_TRY:
-        fullest = unit.push, _fullest_for_others(unit, n) if formats[1] == "others" else unit.pull
-        on_servers = partial(_on_servers, "zen", hashed, unit, leaf, n, fullest, *formats)
-        zen, limit = on_servers(), sparse_limit(formats[0], _pull(formats[1], hashed, unit, leaf))
+    for push_format, pull_format in FORMATS_TO_TRY:
+        fullest = unit.push, _fullest_for_others(unit, n) if pull_format == "others" else unit.pull
+        pull = _pull(pull_format, hashed, unit, leaf)
+        on_servers = partial(_on_servers, "zen", unit, leaf, fullest, pull, push_format, pull_format)
+        zen, limit = on_servers(), sparse_limit(push_format, pull)
         yield zen
         if limit > 0 and unit.push <= limit:
             yield replace(on_servers(limit), scheme="auto")
@@ -147,29 +148,28 @@ def _zen(unit: UnitProfile, leaf: LeafProfile, n: int) -> Iterator[Candidate]:
 
 def _contiguous(scheme: str, unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
     """Equation 1 with the skewness ratio included (appendix B.1)."""
-    ranges, fullest = Contiguous(unit.units, n), (unit.contiguous_push, unit.contiguous_pull)
-    candidate = _on_servers(scheme, ranges, unit, leaf, n, fullest, "coo", "coo")
+    pull, fullest = _pull("coo", Contiguous(unit.units, n), unit, leaf), (unit.contiguous_push, unit.contiguous_pull)
+    candidate = _on_servers(scheme, unit, leaf, fullest, pull, "coo", "coo")
     # OmniReduce cuts its own blocks, whatever the unit.
     return replace(candidate, unit=1) if scheme == "omnireduce" else candidate
 
 
 def _on_servers(
     scheme: str,
-    partitioning: Partitioning,
     unit: UnitProfile,
     leaf: LeafProfile,
-    n: int,
     fullest: tuple[int, int],
+    pull: PullFormat,
     push_format: str,
     pull_format: str,
     most: int | None = None,
 ) -> Candidate:
     """A scheme with servers, whose fullest messages of push and pull hold `fullest` units, and no push over `most`."""
     others = pull_format == "others"
-    most = partitioning.size if most is None else most
-    rooms = (most, min(partitioning.size, n * most))
+    n, size = pull.partitioning.n, pull.partitioning.size
+    most = size if most is None else most
+    rooms = (most, min(size, n * most))
     capacity = tuple(planned_capacity(count, room) for count, room in zip(fullest, rooms, strict=True))
-    pull = _pull(pull_format, partitioning, unit, leaf)
     pushed = push_bytes(push_format, pull, capacity[0])
     body = pull.body_bytes(capacity[1])
     gathered = [pull.header_bytes + body] if pull.joins_header else [pull.header_bytes, body]

@@ -151,10 +151,13 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int, devices
             "partial_sums": [_popcount(group) for group in _partial_sums(received)],
         }
 
+    def fullest_hashed(bitmap: Touched, bits: Array) -> Array:
+        return jnp.int32(0) if bitmap.sampled else _fullest_hashed(bits, n, seed, devices)
+
     def count_my_messages(bitmap: Touched, words: Array, segments: Array, received: Array) -> dict[str, Array]:
         return {
             "union": _partial_sums(received)[-1][0],
-            "push": _zero() if bitmap.sampled else _fullest_hashed(bitmap.bits, n, seed, devices),
+            "push": fullest_hashed(bitmap, bitmap.bits),
             "segments": segments,
             "total": _popcount(words),
             "touched": bitmap.in_all if bitmap.sampled else _popcount(words),
@@ -170,10 +173,28 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int, devices
     every = unpack(_axis.all_gather(pack(mine), axis_name), mine)
     unions = [of_bitmap["union"].reshape(-1) for of_bitmap in every]
     pulls = _fullest_segments(unions, sizes, np.asarray([n]))[:, 0]
-    return [
-        _counts(*each, every_partition, seed, devices)
-        for each in zip(bitmaps, summed, every, unions, pulls, strict=True)
-    ]
+
+    def counts_of(
+        bitmap: Touched, summed: dict[str, Any], every: dict[str, Array], union: Array, contiguous_pull: Array
+    ) -> Counts:
+        totals = jnp.maximum(every["total"], 1).astype(jnp.float32)
+        skewness = every["segments"].astype(jnp.float32) * every_partition.astype(np.float32)[None, :] / totals[:, None]
+        having = jnp.maximum(jnp.sum(every["total"] > 0), 1).astype(jnp.float32)
+        return Counts(
+            units=jnp.int32(bitmap.bits.size),
+            touched=every["touched"],
+            co_touched=summed["co_touched"],
+            sharers=summed["sharers"],
+            partial_sums=jnp.stack([jnp.max(group) for group in summed["partial_sums"]]),
+            push=jnp.max(every["push"]),
+            pull=fullest_hashed(bitmap, unpack_bits(union)[: bitmap.bits.size]),
+            contiguous_push=jnp.max(every["segments"][:, every_partition.tolist().index(n)]),
+            contiguous_pull=contiguous_pull,
+            skewness=jnp.sum(skewness, axis=0) / having,
+            overflowed=jnp.max(every["overflowed"]),
+        )
+
+    return [counts_of(*each) for each in zip(bitmaps, summed, every, unions, pulls, strict=True)]
 
 
 def pack(tree: Any) -> Array:
@@ -193,44 +214,10 @@ def unpack(packed: Array | np.ndarray, like: Any) -> Any:
     return structure.unflatten(parts)
 
 
-def _counts(
-    bitmap: Touched,
-    summed: dict[str, Any],
-    every: dict[str, Array],
-    union: Array,
-    contiguous_pull: Array,
-    parts: np.ndarray,
-    seed: int,
-    devices: int,
-) -> Counts:
-    """Counts from the sums over all units and from every worker's own values [n, ...]."""
-    units, n = bitmap.bits.size, every["push"].size
-    totals = jnp.maximum(every["total"], 1).astype(jnp.float32)
-    skewness = every["segments"].astype(jnp.float32) * parts.astype(np.float32)[None, :] / totals[:, None]
-    having = jnp.maximum(jnp.sum(every["total"] > 0), 1).astype(jnp.float32)
-    return Counts(
-        units=jnp.int32(units),
-        touched=every["touched"],
-        co_touched=summed["co_touched"],
-        sharers=summed["sharers"],
-        partial_sums=jnp.stack([jnp.max(group) for group in summed["partial_sums"]]),
-        push=jnp.max(every["push"]),
-        pull=_zero() if bitmap.sampled else _fullest_hashed(unpack_bits(union)[:units], n, seed, devices),
-        contiguous_push=jnp.max(every["segments"][:, parts.tolist().index(n)]),
-        contiguous_pull=contiguous_pull,
-        skewness=jnp.sum(skewness, axis=0) / having,
-        overflowed=jnp.max(every["overflowed"]),
-    )
-
-
 def _fullest_hashed(bits: Array, n: int, seed: int, devices: int) -> Array:
     """Most set bits that any of n hashed servers owns of any device's share, times the number of devices."""
     shares = jnp.pad(bits, (0, -bits.size % devices)).reshape(-1, devices).T.astype(jnp.float32)
     return devices * jnp.max(jax.vmap(lambda share: kernels.partition(share, n, 1, seed=seed)[2])(shares))
-
-
-def _zero() -> Array:
-    return jnp.zeros((), jnp.int32)
 
 
 def _partial_sums(received: Array) -> list[Array]:

@@ -110,7 +110,7 @@ def profiled_workers(profile: SparsityProfile, cluster: Cluster) -> int:
     """The number of workers of a profile; raises a ValueError if it is no profile, or the cluster is not for them."""
     errors.check_instance("profile", profile, SparsityProfile, "Use zen_jax.profile(stacked_gradients).")
     check_cluster(cluster)
-    cluster.check_workers(profile.n)
+    cluster.check_workers(profile.n, profile.devices_per_host)
     return profile.n
 
 

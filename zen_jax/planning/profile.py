@@ -89,7 +89,7 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0, devices_per
         how = {"widths": widths, "seed": seed, "devices": devices_per_host}
         counted = [jax.device_get(count_stacked(_as_counted(leaf), **how)) if widths else {} for _, leaf in of_steps]
         leaves[name] = leaf_profile(shape, stacked.dtype, counted, devices_per_host)
-    return SparsityProfile(n, leaves, seed, len(steps))
+    return SparsityProfile(n, leaves, seed, len(steps), devices_per_host=devices_per_host)
 
 
 def _left_out(stacked: Array, unit: Unit | None) -> bool:

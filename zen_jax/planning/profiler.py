@@ -75,7 +75,7 @@ class Profiler:
         n, workers = _axis.axis_size(axis_name), _axis.combined_axes(axis_name, intra_axis)
         devices = 1 if intra_axis is None else _axis.axis_size(intra_axis, "intra_axis")
         if self._cluster is not None:
-            self._cluster.check_workers(n, "the axis has")
+            self._cluster.check_workers(n, devices, "the axis has")
         device = jnp.int32(0)
         for axis in (*_axis.axis_names(workers), *_axis.other_manual_axes(workers)):
             device = device * _axis.axis_size(axis) + lax.axis_index(axis)
@@ -164,13 +164,12 @@ class Profiler:
             )
         if missing and not partial:
             raise ValueError(f"the profiler has seen no step that synchronises {', '.join(missing)}. Run one first.")
-        leaves, options = {}, dict(self._options)
-        devices = options.pop("devices_per_host")
+        leaves, devices = {}, self._options["devices_per_host"]
         for name, (shape, dtype) in self._leaves.items():
             counted = [report for report in seen[name] if report]
             leaves[name] = leaf_profile(shape, dtype, counted, devices) if counted else LeafProfile(shape, dtype)
         steps = min(len(reports) for reports in seen.values() if reports)
-        return SparsityProfile(leaves=leaves, steps=steps, **options)
+        return SparsityProfile(leaves=leaves, steps=steps, **self._options)
 
 
 def _check_host_is_in_reach() -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from reprlib import repr as shortened
 from typing import Any, Self
 
@@ -138,7 +138,7 @@ class LeafProfile:
 
 @dataclass(frozen=True)
 class SparsityProfile(JsonDocument):
-    """Profiles of a tree's leaves by name, for n workers over some steps. `str(profile)` is a table.
+    """Profiles of a tree's leaves by name, for n workers (or hosts) over some steps. `str(profile)` is a table.
 
     Raises:
       ValueError: for counts out of range, or leaves profiled for other numbers of workers.
@@ -151,12 +151,14 @@ class SparsityProfile(JsonDocument):
     seed: int = 0
     steps: int = 1
     dense_below: int = DENSE_BELOW  # bytes under which a leaf may be sent dense, in one vector with others
+    devices_per_host: int = 1  # if above 1, the n are hosts, each of whose devices sends a share of their sum
 
     def __post_init__(self) -> None:
         errors.check_workers(self.n)
         errors.check_seed(self.seed)
         errors.check_at_least("steps", self.steps, 1)
         errors.check_at_least("dense_below", self.dense_below, 0)
+        errors.check_workers(self.devices_per_host, "devices_per_host")
         errors.check_entries("leaves", self.leaves, LeafProfile)
         for name, leaf in self.leaves.items():
             measured = {len(unit.unions) for unit in leaf.by_width.values()}
@@ -166,7 +168,7 @@ class SparsityProfile(JsonDocument):
     @classmethod
     def _from_json(cls, document: Mapping[str, Any]) -> Self:
         leaves = each_entry("leaves", document["leaves"], _leaf_from_json)
-        return cls(document["n"], leaves, document["seed"], document["steps"], document["dense_below"])
+        return cls(**{field.name: document[field.name] for field in fields(cls)} | {"leaves": leaves})
 
     def __str__(self) -> str:
         header = ("leaf", "shape", "unit", "density", f"densification({self.n})", f"skewness({self.n})", "overlap")
@@ -178,7 +180,8 @@ class SparsityProfile(JsonDocument):
                 rows.append((name, str(leaf.shape), str(width), *cells))
         unmeasured = sum(not leaf.by_width for leaf in self.leaves.values())
         note = f", {unmeasured} small leaves left out" if unmeasured else ""
-        return f"profile of {self.n} workers, {self.steps} step(s){note}\n{table(rows)}"
+        who = "workers" if self.devices_per_host == 1 else f"hosts with {self.devices_per_host} devices each"
+        return f"profile of {self.n} {who}, {self.steps} step(s){note}\n{table(rows)}"
 
 
 def _leaf_from_json(leaf: Mapping[str, Any]) -> LeafProfile:

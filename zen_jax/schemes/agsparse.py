@@ -14,7 +14,7 @@ from zen_jax.info import Info, density, make_info
 from zen_jax.schemes.dense import dense_bytes, dense_ordered
 from zen_jax.schemes.ladder import ladder, rounds, rung_for
 from zen_jax.schemes.options import ReduceOptions
-from zen_jax.sparse import SparseGradient, is_sparse, to_coo
+from zen_jax.sparse import SparseGradient, to_coo
 from zen_jax.trees import densified
 
 
@@ -28,7 +28,7 @@ def agsparse(x: Array | SparseGradient, axis_name: AxisName, options: ReduceOpti
     """
     n = _axis.axis_size(axis_name)
     units, width = x.shape
-    most = x.room if is_sparse(x) else units
+    most = x.room if isinstance(x, SparseGradient) else units
     top = min(most, sparse_limit(units, width, x.dtype, n))
     if top == 0:
         return dense_ordered(densified(x), axis_name, options)
@@ -54,7 +54,7 @@ def agsparse(x: Array | SparseGradient, axis_name: AxisName, options: ReduceOpti
     pushed = jnp.array([*((n - 1) * coo.message_bytes(c, width, x.dtype) for c in rungs), moved], jnp.float32)
     return reduced, make_info(
         density=density(counts_by_worker, units),
-        density_reduced=density(kernels.partition(reduced, 1, 1)[2], units),
+        density_reduced=density(kernels.nonzero_units(reduced), units),
         bytes_pushed=pushed[rung] + (n - 1) * WORD_BYTES,
         bytes_pulled=jnp.where(dense_taken, moved, 0),
         bytes_dense=2 * moved,

@@ -9,7 +9,7 @@ import numpy as np
 from zen_jax import hashing, kernels
 from zen_jax._typing import Array
 from zen_jax.kernels.hash_bitmap_decode import decode_at
-from zen_jax.sparse import SparseGradient, is_sparse, nan_if_altered
+from zen_jax.sparse import SparseGradient, nan_if_altered
 from zen_jax.trees import densified
 
 Buckets = tuple[Array, Array, Array]
@@ -43,7 +43,7 @@ class TileRotation(Partitioning):
     """`zen_jax.hashing`'s h0: every server owns exactly ceil(U/n) units, in closed form."""
 
     def partition(self, x: Array | SparseGradient, capacity: int) -> Buckets:
-        if not is_sparse(x):
+        if not isinstance(x, SparseGradient):
             return kernels.partition(x, self.n, capacity, seed=self.seed)
         x = nan_if_altered(x)
         listed = x.indices, x.values, x.count

@@ -120,7 +120,7 @@ class HashBitmap(PullFormat):
 
     def encode(self, received: Received, axis_name: AxisName) -> Outgoing:
         words, values, count = received.hash_bitmap()
-        return _for_all(words, count, jnp.zeros_like(count, shape=(0,)), values)
+        return _for_all(count, values, words=words)
 
     def unpack(self, messages: Array, header_words: int, capacity: int) -> tuple[Array, Units]:
         return _unpacked(messages, header_words, 0, capacity, self)
@@ -172,7 +172,7 @@ class Bitmap(HashBitmap):
         own = self._indices()[lax.axis_index(axis_name)][None]
         held = unpack_bits(words)[None, : self.partitioning.size]
         words = set_bits(own, held, self.partitioning.units)[0]
-        return _for_all(words, count, jnp.zeros_like(count, shape=(0,)), values)
+        return _for_all(count, values, words=words)
 
     def decode(self, headers: Array, units: Units) -> Array:
         held = get_bits(headers[:, :-1], self._indices())
@@ -190,9 +190,8 @@ class Coo(PullFormat):
         return coo.message_bytes(capacity, self.width, self.dtype) - WORD_BYTES  # the count is in the header
 
     def encode(self, received: Received, axis_name: AxisName) -> Outgoing:
-        shard = received.shard()
-        positions, values, counts = kernels.partition(shard, 1, self.partitioning.size)
-        return _for_all(_no_words(shard), counts[0], positions[0], values[0])
+        positions, values, counts = kernels.partition(received.shard(), 1, self.partitioning.size)
+        return _for_all(counts[0], values[0], positions=positions[0])
 
     def unpack(self, messages: Array, header_words: int, capacity: int) -> tuple[Array, Units]:
         return _unpacked(messages, header_words, capacity, capacity, self)
@@ -219,8 +218,7 @@ class Dense(PullFormat):
 
     def encode(self, received: Received, axis_name: AxisName) -> Outgoing:
         shard = received.shard()
-        count = kernels.partition(shard, 1, 1)[2][0]
-        return _for_all(_no_words(shard), count, jnp.zeros_like(count, shape=(0,)), shard)
+        return _for_all(kernels.nonzero_units(shard), shard)
 
     def pack(self, headers: Array, outgoing: Outgoing, first: int, capacity: int) -> Array:
         return outgoing.units.values
@@ -239,18 +237,16 @@ def _last(headers: Array) -> Array:
     return headers[:, -1].astype(jnp.int32)
 
 
-def _for_all(words: Array, count: Array, positions: Array, values: Array) -> Outgoing:
-    """One message for all workers, of `count` units."""
+def _for_all(count: Array, values: Array, words: Array | None = None, positions: Array | None = None) -> Outgoing:
+    """One message for all workers, of `count` units, whose place bitmap words or positions tell, or neither."""
+    words = jnp.zeros_like(values, jnp.uint32, shape=(0,)) if words is None else words
+    positions = jnp.zeros_like(count, shape=(0,)) if positions is None else positions
     return Outgoing(words[None], count[None], Units(positions[None], values[None]), count)
 
 
 def _unpacked(messages: Array, header_words: int, listed: int, capacity: int, pull: PullFormat) -> tuple[Array, Units]:
     heads, positions, values = message.unpack(messages, header_words, listed, capacity, pull.width, pull.dtype)
     return lax.bitcast_convert_type(heads, jnp.uint32), Units(positions, values)
-
-
-def _no_words(like: Array) -> Array:
-    return jnp.zeros_like(like, jnp.uint32, shape=(0,))
 
 
 PULL_FORMATS: dict[str, type[PullFormat]] = {

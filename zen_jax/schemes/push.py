@@ -1,6 +1,6 @@
 """Push: every worker sends its buckets to their servers, which sum what they get into their shards in worker order."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +13,6 @@ from zen_jax.formats import bitmap, coo
 PUSH_FORMATS = ("coo", "bitmap", "auto")
 
 
-class Received(Protocol):
-    """What a server received from all workers, in the form that the pull needs."""
-
-    def shard(self) -> Array:
-        """The sum [T, D]."""
-
-    def hash_bitmap(self) -> tuple[Array, Array, Array]:
-        """`kernels.hash_bitmap_encode` of the sum, with room for all T units."""
-
-    def for_others(self) -> tuple[Array, Array, Array, Array]:
-        """`kernels.aggregate_for_others` of COO messages, with room for all T units."""
-
-
 class Messages(NamedTuple):
     """COO messages from n workers; with a sparse pull, their sum is never written as a shard."""
 
@@ -36,17 +23,20 @@ class Messages(NamedTuple):
     divisor: int
 
     def shard(self) -> Array:
+        """The sum [T, D]."""
         return kernels.aggregate(*self[:4], divisor=self.divisor)
 
     def hash_bitmap(self) -> tuple[Array, Array, Array]:
+        """`kernels.hash_bitmap_encode` of the sum, with room for all T units."""
         return kernels.aggregate_encode(*self[:4], self.size, divisor=self.divisor)
 
     def for_others(self) -> tuple[Array, Array, Array, Array]:
+        """What each worker lacks of the sum, with room for all T units."""
         return kernels.aggregate_for_others(*self[:4], self.size, divisor=self.divisor)
 
 
 class Summed(NamedTuple):
-    """The sum itself [T, D]."""
+    """The sum itself [T, D]; who sent what is no longer known."""
 
     sum: Array
 
@@ -56,8 +46,9 @@ class Summed(NamedTuple):
     def hash_bitmap(self) -> tuple[Array, Array, Array]:
         return kernels.hash_bitmap_encode(self.sum, self.sum.shape[0])
 
-    def for_others(self) -> tuple[Array, Array, Array, Array]:
-        raise NotImplementedError  # bitmaps were decoded: who sent what is no longer known
+
+Received: TypeAlias = Messages | Summed
+"""What a server received from all workers."""
 
 
 def message_format(push_format: str, size: int, capacity: int, width: int, dtype: jnp.dtype) -> tuple[str, int]:

@@ -48,37 +48,30 @@ def get(name: str, intra_axis: AxisName | None = None) -> Scheme:
 
     Raises a ValueError that lists the names if there is none.
     """
-    errors.check_choice("scheme", name, names())
-    run = _SCHEMES[name].run
-    if intra_axis is not None:
-        run = hierarchical(run, intra_axis)
+    entry = _entry(name)
+    run = entry.run if intra_axis is None else hierarchical(entry.run, intra_axis)
     # Outermost: devices share whole blocks of the tensor.
-    return by_blocks(run) if _SCHEMES[name].in_blocks else run
+    return by_blocks(run) if entry.in_blocks else run
 
 
 def takes_sparse(name: str) -> bool:
     """Whether a scheme moves a `SparseGradient` without densifying it."""
-    errors.check_choice("scheme", name, names())
-    return _SCHEMES[name].takes_sparse
-
-
-def num_exchanges(name: str, n: int) -> int | None:
-    """How many capacities a scheme takes among n workers, in order; None for one that ignores them.
-
-    zen, auto, omnireduce and sparse_ps push and pull; agsparse gathers; sparcml has one for each stage.
-
-    >>> num_exchanges("zen", 8), num_exchanges("sparcml", 8), num_exchanges("sparcml", 6), num_exchanges("dense", 8)
-    (2, 3, 4, None)
-    """
-    errors.check_choice("scheme", name, names())
-    return _SCHEMES[name].num_exchanges(n)
+    return _entry(name).takes_sparse
 
 
 def check_exchanges(capacity: Sized, name: str, n: int) -> None:
-    """Raises a ValueError for more capacities than a scheme has exchanges among n workers."""
-    most = num_exchanges(name, n)
+    """Raises a ValueError for more capacities than a scheme has exchanges among n workers.
+
+    zen, auto, omnireduce and sparse_ps push and pull; agsparse gathers; sparcml has one exchange for each stage.
+    """
+    most = _entry(name).num_exchanges(n)
     if n > 1 and most is not None and len(capacity) > most:
         raise ValueError(
             f"capacity={capacity!r} has {len(capacity)} entries, but scheme={name!r} has {most} exchanges among {n} "
             "workers. Give at most one entry for each."
         )
+
+
+def _entry(name: str) -> _Entry:
+    errors.check_choice("scheme", name, names())
+    return _SCHEMES[name]

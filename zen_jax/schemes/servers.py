@@ -19,7 +19,7 @@ from zen_jax.schemes.options import ReduceOptions
 from zen_jax.schemes.partitioning import Buckets, Partitioning
 from zen_jax.schemes.pull import PULL_FORMATS, Outgoing, PullFormat, Units
 from zen_jax.schemes.push import message_format, push
-from zen_jax.sparse import SparseGradient, is_sparse
+from zen_jax.sparse import SparseGradient
 from zen_jax.trees import densified
 
 COUNT_BYTES = 8  # sent from each worker to each to agree on the push capacity
@@ -64,7 +64,7 @@ def reduce_on_servers(
     top = sparse_limit(options.push_format, pull) if dense_fallback else size
     if top == 0:
         return dense_ordered(densified(x), axis_name, options)
-    if is_sparse(x):
+    if isinstance(x, SparseGradient):
         # More units than a list has room for need neither rungs nor a dense branch.
         dense_fallback &= x.room > top
         top = min(top, x.room)

@@ -76,7 +76,7 @@ def sparcml(x: Array, axis_name: AxisName, options: ReduceOptions) -> tuple[Arra
     reduced = _axis.replicated(divide(total, options.divisor(n), x.dtype), axis_name)
     return reduced, make_info(
         density=density(done[0][1].counts, units),
-        density_reduced=density(kernels.partition(reduced, 1, 1)[2], units),
+        density_reduced=density(kernels.nonzero_units(reduced), units),
         bytes_pushed=sum(sent.bytes for pull, sent in done if not pull),
         bytes_pulled=sum(sent.bytes for pull, sent in done if pull),
         bytes_dense=2 * dense_bytes(x.size, x.dtype, n),
@@ -158,5 +158,5 @@ def _run_stage(
         bytes=jnp.array(message_bytes, jnp.float32)[rung] + (n - 1) * WORD_BYTES,
         rounds=rounds(jnp.where(rung < len(rungs), jnp.max(most), 0), planned),
         dense=rung == len(rungs),
-        fills=jnp.any(most[first] + most[second] >= dense_threshold(units, unit_bytes)),
+        fills=jnp.any(most[first] >= dense_threshold(units, unit_bytes) - most[second]),  # their sum may exceed int32
     )

@@ -112,6 +112,8 @@ def dgc(
         feedback.check_state(state, DgcState)
         share = density(state.count) if callable(density) else density
         shards = 1 if model_axis is None else _axis.axis_size(model_axis, "model_axis")
+        if model_axis is not None:
+            _axis.check_not_cached(model_axis)
         factor = None if clip_norm is None else _clip_factor(updates, clip_norm, axis_name, op, model_axis)
 
         def leaf(

@@ -15,7 +15,7 @@ from zen_jax.info import Info
 from zen_jax.planning.plan import Plan
 from zen_jax.row_sparse import RowSparseGradient
 from zen_jax.schemes import registry
-from zen_jax.sparse import concatenated, is_sparse
+from zen_jax.sparse import SparseGradient, concatenated
 from zen_jax.trees import Leaf, densified
 
 
@@ -56,8 +56,8 @@ def unplanned_messages(
     if scheme in registry.DENSE:
         dense["scheme"] = scheme
     vectors = {name: ((leaf.dtype, _varying(leaf)), leaf.nbytes) for name, leaf in leaves.items()}
-    listed = {name: vectors[name] for name, leaf in leaves.items() if is_sparse(leaf) and name not in small}
-    lists = buckets(listed, bucket_bytes) if is_elements(unit) else []
+    lists = [name for name, leaf in leaves.items() if isinstance(leaf, SparseGradient) and name not in small]
+    lists = buckets({name: vectors[name] for name in lists}, bucket_bytes) if is_elements(unit) else []
     candidates = {name: (_table_kind(leaves[name], unit), leaves[name].nbytes) for name in small}
     tables = small_tables(candidates, dense_below, bucket_bytes) if scheme == "auto" else []
     fused = {name: vectors[name] for name in small if name not in set().union(*tables)}
@@ -91,7 +91,7 @@ def reduce_as_one(
     if len(parts) == 1:
         array, info = reduce(parts[0], unit=unit, **options)
         return [array], info
-    if all(map(is_sparse, parts)) and is_elements(unit):
+    if all(isinstance(part, SparseGradient) for part in parts) and is_elements(unit):
         table, info = reduce(concatenated(parts), unit=unit, **options)
     else:
         columns = unit if errors.is_integer(unit) else math.prod(parts[0].shape[1:])
