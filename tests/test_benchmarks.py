@@ -185,5 +185,5 @@ def test_measured_breakdown_goes_step_by_step(tmp_path):
         ("contiguous, COO", 2.0),
         ("+ hashing", 3.0),
         ("+ hash bitmap", 4.0),
-        ("+ wider units", 5.0),
+        ("+ planned unit and pull", 5.0),
     ]

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 import zen_jax as zen
 from zen_jax import selection
-from zen_jax.kernels import error_feedback
+from zen_jax.kernels.send_drawn import reference as drawn_reference
 from zen_jax.kernels.send_largest import reference as largest_reference
+from zen_jax.kernels.send_reaching import reference as reaching_reference
 
 MOMENTUM = 0.9
 SAMPLED = selection.SAMPLED + 77
@@ -48,7 +49,7 @@ def drawn(k):
         return zen.kernels.send_drawn(update, residual, k, step)
 
     def reference(update, residual, step):
-        return error_feedback.drawn_reference(update, residual, step, k=k)
+        return drawn_reference(update, residual, step, k=k)
 
     return jax.jit(public), jax.jit(reference)
 
@@ -58,7 +59,7 @@ def reaching(value):
     def public(update, residual):
         return zen.kernels.send_reaching(update, residual, value)
 
-    return jax.jit(public), jax.jit(functools.partial(error_feedback.reaching_reference, value=value))
+    return jax.jit(public), jax.jit(functools.partial(reaching_reference, value=value))
 
 
 def assert_alike(lowerings, *operands):

@@ -148,6 +148,18 @@ def test_more_units_than_pure_jax_can_name():
     refuses(lambda: jax.eval_shape(lambda x: encode.reference(x, 1), floats), f"{2**31} units", "wider units")
 
 
+def test_more_units_than_a_server_can_name():
+    """The kernels refuse them while they are traced, on whatever platform; more servers name more units."""
+    floats, words = jax.ShapeDtypeStruct((2**31, 1), jnp.float32), jax.ShapeDtypeStruct((1, 2**26), jnp.uint32)
+    values = jax.ShapeDtypeStruct((1, 1, 1), jnp.float32)
+    for call, operands in (
+        (lambda x: zen.kernels.partition(x, 1, 1), [floats]),
+        (lambda x: zen.kernels.hash_bitmap_encode(x, 1), [floats]),
+        (lambda *message: zen.kernels.hash_bitmap_decode(*message, 2**31), [words, values]),
+    ):
+        refuses(lambda: jax.eval_shape(call, *operands), f"{2**31} units", "server can index", "more servers")  # noqa: B023
+
+
 def test_as_many_units_as_pure_jax_can_name():
     """Whatever the room of the messages that are summed."""
     positions, counts = jax.ShapeDtypeStruct((2, 7 << 26), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.int32)

@@ -12,7 +12,7 @@ STEPS = {
     "sparse_ps, elements": "contiguous, COO",
     "zen, elements, COO pull": "+ hashing",
     "zen, elements, hash bitmap": "+ hash bitmap",
-    "zen": "+ wider units",
+    "zen": "+ planned unit and pull",
 }
 """The cases of benchmarks.network, in order; each adds to the last."""
 
