@@ -17,7 +17,7 @@ import zen_jax as zen
 from zen_jax.formats.tensor_block import BLOCK
 from zen_jax.planning import costs
 from zen_jax.planning.cluster import COLLECTIVES, KernelCost, Link
-from zen_jax.planning.profile import fullest_bin
+from zen_jax.planning.leaf_profile import fullest_bin
 from zen_jax.planning.simulate import extrapolate
 from zen_jax.planning.sparsity import LeafProfile
 from zen_jax.schemes import sparcml

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, PartitionSpec
 import zen_jax as zen
 from zen_jax import kernels
 from zen_jax.planning.counts import count, partitions, touched
-from zen_jax.planning.profile import candidate_widths, leaf_profile
+from zen_jax.planning.leaf_profile import candidate_widths, leaf_profile
 
 SEED = 3
 

@@ -15,7 +15,7 @@ from zen_jax._typing import Array, AxisName
 from zen_jax.buckets import DENSE_BELOW, small_tables, table_kind
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.counts import Counts, Touched, count, pack, touched, unpack
-from zen_jax.planning.profile import candidate_widths, has_overflowed, leaf_profile
+from zen_jax.planning.leaf_profile import candidate_widths, has_overflowed, leaf_profile
 from zen_jax.planning.sparsity import LeafProfile, SparsityProfile
 from zen_jax.row_sparse import is_row_sparse
 from zen_jax.trees import Leaf, densified

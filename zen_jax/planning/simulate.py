@@ -11,8 +11,8 @@ import numpy as np
 from zen_jax import errors
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.estimate import Cost, Estimate, estimate, profiled_workers, total_cost
+from zen_jax.planning.leaf_profile import fullest_bin
 from zen_jax.planning.plan import WORKER_ORDER_SCHEMES, candidate_schemes
-from zen_jax.planning.profile import fullest_bin
 from zen_jax.planning.sparsity import SparsityProfile, UnitProfile
 from zen_jax.planning.table import table
 from zen_jax.schemes.sparcml import stages
