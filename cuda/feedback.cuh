@@ -78,7 +78,7 @@ struct Params {
   const Stored* update;
   const Sum* residual;
   const Sum* velocity;
-  Stored* sent;  // null if `list` is wanted
+  Stored* sent;  // null if a list is wanted
   SentList<Stored> list;
   Sum* new_residual;
   Sum* new_velocity;
@@ -107,14 +107,14 @@ struct Params {
   __device__ void send(int64_t i, Sum total) const {
     new_residual[i] = rest(total);
     if (velocity != nullptr) new_velocity[i] = 0;
-    if (sent != nullptr) sent[i] = Update::round(part_of(total, Update{}));
+    if (!list.is_wanted()) sent[i] = Update::round(part_of(total, Update{}));
   }
 
   // Takes back what was sent for entry `at` of the log.
   __device__ void take_back(int64_t i, int64_t at) const {
     new_residual[i] = log.total[at];
     if (velocity != nullptr) new_velocity[i] = log.velocity[at];
-    if (sent != nullptr) sent[i] = Update::round(Sum{0});
+    if (!list.is_wanted()) sent[i] = Update::round(Sum{0});
   }
 
   __device__ uint32_t logged(int64_t item) const {

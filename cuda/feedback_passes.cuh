@@ -60,14 +60,14 @@ struct ChunkArrays {
   __device__ void store(const Params<Update>& params, int64_t first, int count) const {
     barrier_before_bulk_store();
     if (fits_bulk(params, first, count)) {
-      if (params.sent != nullptr) bulk_store(params.sent + first, sent, kPerBlock * sizeof(Stored));
+      if (!params.list.is_wanted()) bulk_store(params.sent + first, sent, kPerBlock * sizeof(Stored));
       bulk_store(params.new_residual + first, total, kPerBlock * sizeof(Sum));
       if (velocity != nullptr) bulk_store(params.new_velocity + first, velocity, kPerBlock * sizeof(Sum));
       finish_bulk_stores();
       return;
     }
     for (int i = threadIdx.x; i < count; i += kThreads) {
-      if (params.sent != nullptr) params.sent[first + i] = sent[i];
+      if (!params.list.is_wanted()) params.sent[first + i] = sent[i];
       params.new_residual[first + i] = total[i];
       if (velocity != nullptr) params.new_velocity[first + i] = velocity[i];
     }
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kThreads, 2) finish(const __grid_constant__ Pa
   SharedArena arena(memory);
   const CompactionShared shared(arena);
   uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
-  const bool lists = params.sent == nullptr;
+  const bool lists = params.list.is_wanted();
   // What a chunk lists; without a list there is no memory for it.
   int32_t* const indices = arena.take<int32_t>(Chunk::kPerBlock);
   Stored* const values = arena.take<Stored>(Chunk::kPerBlock);

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads) start(const __grid_constant__ Params
   state.threshold.start(params.problem.size, bounds.least, bounds.most);
   state.uses_log = 0;
   params.logging.count[item] = 0;
-  if (params.sent == nullptr) params.listing.count[item] = 0;  // no block lists anything where nothing is logged
+  if (params.list.is_wanted()) params.listing.count[item] = 0;  // no block lists anything where nothing is logged
 }
 
 template <typename Update>

@@ -98,7 +98,7 @@ cudaError_t run(Params<Update> params, cudaStream_t stream) {
     ZEN_RETURN_IF_ERROR(launch(search_threshold<Update>, blocks, search_bytes, stream, params));
     if (pass == 0 && params.chunks > 0) ZEN_RETURN_IF_ERROR(launch(take_back<Update>, blocks, 0, stream, params));
   }
-  if (params.sent == nullptr) {
+  if (params.list.is_wanted()) {
     of_finish.take<int32_t>(PackChunk<Sum>::kPerBlock);
     of_finish.take<typename Update::Stored>(PackChunk<Sum>::kPerBlock);
   }
@@ -119,9 +119,9 @@ cudaError_t send_largest(const FeedbackProblem& problem, Element element, const 
                          const LargestBounds* d_bounds, const void* d_scale, double momentum, int64_t chunks,
                          void* d_scratch, cudaStream_t stream) {
   if (problem.batch == 0) return cudaSuccess;
-  const bool lists = d_arrays.sent == nullptr;
   if (problem.size == 0) {
-    return lists ? cudaMemsetAsync(d_arrays.list.count, 0, problem.batch * sizeof(int32_t), stream) : cudaSuccess;
+    if (!d_arrays.list.is_wanted()) return cudaSuccess;
+    return cudaMemsetAsync(d_arrays.list.count, 0, problem.batch * sizeof(int32_t), stream);
   }
   return visit_dtype(element, [&](auto update) {
     using Update = decltype(update);
@@ -135,8 +135,8 @@ cudaError_t send_largest(const FeedbackProblem& problem, Element element, const 
     params.residual = static_cast<const Sum*>(d_arrays.residual);
     params.velocity = static_cast<const Sum*>(d_arrays.velocity);
     params.sent = static_cast<Stored*>(d_arrays.sent);
-    params.list = {d_arrays.list.room, d_arrays.list.indices, static_cast<Stored*>(d_arrays.list.values),
-                   d_arrays.list.count};
+    params.list = {d_arrays.list.indices, static_cast<Stored*>(d_arrays.list.values), d_arrays.list.count,
+                   d_arrays.list.room};
     params.new_residual = static_cast<Sum*>(d_arrays.new_residual);
     params.new_velocity = static_cast<Sum*>(d_arrays.new_velocity);
     params.bounds = d_bounds;

@@ -7,22 +7,14 @@
 #include <cstdint>
 
 #include "cuda/common/problem.h"
+#include "cuda/common/sent.h"
 #include "cuda/element.h"
 
 namespace zen::cuda {
 
-// What is sent, except zeros, by ascending index: the first `room` elements. [batch, room] each, and [batch].
-template <typename Stored>
-struct SentList {
-  int64_t room;
-  int32_t* indices;
-  Stored* values;
-  int32_t* count;
-};
-
 // Device pointers, [batch, size] each. Results may alias the operands they replace; velocities are null without
-// momentum. If `sent` is null, what is sent is listed. `element` is the type of update and sent; the others are float64
-// for float64, else float32.
+// momentum. What is sent is written to `sent`, or to the list if that is wanted. `element` is the type of update and
+// sent; the others are float64 for float64, else float32.
 struct SendLargestArrays {
   const void* update;
   const void* residual;

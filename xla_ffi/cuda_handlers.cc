@@ -184,7 +184,7 @@ ffi::Error list_largest_handler(cudaStream_t stream, ffi::AnyBuffer update, ffi:
                                           *count, *new_residual, *new_velocity);
   if (problem.has_error()) return problem.error();
   auto arrays = arrays_of(update, residual, velocity, new_residual, new_velocity);
-  arrays.list = {indices->dimensions().back(), data<int32_t>(*indices), values->untyped_data(), data<int32_t>(*count)};
+  arrays.list = {data<int32_t>(*indices), values->untyped_data(), data<int32_t>(*count), indices->dimensions().back()};
   return send("zen_list_largest", stream, *problem, element(update), arrays, scale, bounds, scratch, *momentum,
               *chunks);
 }

@@ -1,4 +1,4 @@
-// What error feedback sends of a total that has too many bits for the wire; the rest stays.
+// What error feedback sends: its list, and the part of a total that has too many bits for the wire; the rest stays.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,19 @@
 #include "cuda/common/hash.h"
 
 namespace zen {
+
+// What is sent, as a list by ascending index and without zeros: indices and values [batch, room], and how many there
+// are [batch]. Entries beyond the room are counted but left out.
+template <typename Update>
+struct SentList {
+  int32_t* indices;
+  Update* values;
+  int32_t* count;
+  int64_t room;
+
+  // XLA passes null for an empty array too, so the array that a list replaces does not tell.
+  ZEN_HOST_DEVICE bool is_wanted() const { return count != nullptr; }
+};
 
 constexpr uint32_t kInfinityBits = 0x7f800000u;
 

@@ -156,10 +156,13 @@ void test_send_largest(const FeedbackProblem& p, Element element, bool has_veloc
   const int64_t room = pick(0, 3) ? p.size : pick(1, p.size);
   Buffer<int32_t> indices(lists ? p.batch * room : 0, -7), listed(lists ? p.batch : 0, -7);
   Buffer<T> values(lists ? p.batch * room : 0, Stored<T>::make(7));
-  const SendLargestArrays arrays = {update.data(),   residual.data(), velocity_or_null,
-                                    lists ? nullptr : sent.data(),
-                                    {room, indices.data(), values.data(), listed.data()},
-                                    residual.data(), velocity_or_null};
+  SendLargestArrays arrays = {update.data(), residual.data(), velocity_or_null, nullptr,
+                              {},            residual.data(), velocity_or_null};
+  if (lists) {
+    arrays.list = {indices.data(), values.data(), listed.data(), room};
+  } else {
+    arrays.sent = sent.data();
+  }
   CHECK(send_largest(p, element, arrays, bounds.data(), scale.data(), kMomentum, chunks, scratch.data(), nullptr) ==
             cudaSuccess,
         "%s", name);
@@ -197,13 +200,27 @@ inline void test_bounds_that_no_count_meets(const FeedbackProblem& p, int64_t ch
   const int64_t scratch_bytes = p.batch * send_largest_scratch_bytes(p.size, sizeof(float), chunks, false);
   Buffer<uint32_t> scratch((scratch_bytes + 3) / 4, 0xdeadbeef);
   const SendLargestArrays arrays = {update.data(), residual.data(), nullptr, nullptr,
-                                    {1, indices.data(), values.data(), listed.data()}, residual.data(), nullptr};
+                                    {indices.data(), values.data(), listed.data(), 1}, residual.data(), nullptr};
   const char* const name = "send_largest of fewer than no elements";
   CHECK(send_largest(p, Element::kFloat32, arrays, bounds.data(), scale.data(), 0.0, chunks, scratch.data(),
                      nullptr) == cudaSuccess,
         "%s", name);
   for (int64_t b = 0; b < p.batch; ++b) CHECK(listed[b] == 0, "%s: %d are listed", name, listed[b]);
   for (int64_t i = 0; i < residual.size(); ++i) CHECK(residual[i] == 1.75f, "%s: %g stays", name, double(residual[i]));
+}
+
+// Of an empty gradient, XLA passes null arrays: nothing is sent, and none is listed.
+inline void test_empty_feedback() {
+  Buffer<float> scale(2, 1.0f);
+  Buffer<LargestBounds> bounds(2, {1, 1, 1, 1});
+  Buffer<int32_t> listed(2, -7);
+  SendLargestArrays arrays = {};
+  const auto send = [&] {
+    return send_largest({2, 0}, Element::kFloat32, arrays, bounds.data(), scale.data(), 0.0, 0, nullptr, nullptr);
+  };
+  CHECK(send() == cudaSuccess, "send_largest of an empty gradient");
+  arrays.list.count = listed.data();
+  CHECK(send() == cudaSuccess && listed[0] == 0 && listed[1] == 0, "send_largest of an empty gradient, listed");
 }
 
 inline void random_feedback() {

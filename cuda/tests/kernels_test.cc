@@ -380,6 +380,7 @@ int main(int argc, char** argv) {
   zen::cuda::test_sums_by_shape();
   zen::cuda::test_large_shard();
   zen::cuda::test_large_memory();
+  zen::cuda::test_empty_feedback();
   zen::cuda::test_partition_on_a_small_gpu();
   zen::cuda::test_elements_by_servers<uint16_t>();
   zen::cuda::test_elements_by_servers<uint32_t>();

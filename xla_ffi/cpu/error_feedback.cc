@@ -44,18 +44,19 @@ template <typename Update, typename Body>
 void for_each_leaf(const FeedbackProblem& p, const FeedbackArrays<Update>& arrays, const Context& context,
                    Body&& body) {
   using T = Accumulator<Update>;
-  if (arrays.sent == nullptr) std::fill_n(arrays.list.count, p.batch, 0);
+  const bool lists = arrays.list.is_wanted();
+  if (lists) std::fill_n(arrays.list.count, p.batch, 0);
   if (p.size == 0) return;
-  if (arrays.sent != nullptr) advise_huge_pages(arrays.sent, p.batch * p.size * sizeof(Update));
+  if (!lists) advise_huge_pages(arrays.sent, p.batch * p.size * sizeof(Update));
   const auto run = [&](int64_t b, const Context& inner) {
     const int64_t first = b * p.size;
     FeedbackArrays<Update> at = arrays;
     at.update += first, at.residual += first, at.new_residual += first;
     if (at.velocity != nullptr) at.velocity += first, at.new_velocity += first;
-    if (at.sent != nullptr) {
-      at.sent += first;
-    } else {
+    if (lists) {
       at.list.indices += b * at.list.room, at.list.values += b * at.list.room, at.list.count += b;
+    } else {
+      at.sent += first;
     }
     body(Leaf<Update>{at, p.size, {T{0}, T{1}}, inner.isa}, b, inner);
   };

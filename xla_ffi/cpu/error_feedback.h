@@ -5,23 +5,14 @@
 #include <cstdint>
 
 #include "cuda/common/problem.h"
+#include "cuda/common/sent.h"
 #include "xla_ffi/cpu/context.h"
 #include "xla_ffi/cpu/float16.h"
 
 namespace zen {
 
-// What is sent, as a list by ascending index and without zeros: indices and values [batch, room], and how many there
-// are [batch]. Entries beyond the room are counted but left out.
-template <typename Update>
-struct SentList {
-  int32_t* indices;
-  Update* values;
-  int32_t* count;
-  int64_t room;
-};
-
 // The arrays of a call, [batch, size]. Results may alias the operands they replace; velocities are null without
-// momentum. `sent` is null if what is sent is listed.
+// momentum. What is sent is written to `sent`, or to the list if that is wanted.
 template <typename Update>
 struct FeedbackArrays {
   using T = Accumulator<Update>;

@@ -48,7 +48,7 @@ struct Leaf {
   const Isa& isa;
 
   bool has_velocity() const { return at.velocity != nullptr; }
-  bool lists_sent() const { return at.sent == nullptr; }
+  bool lists_sent() const { return at.list.is_wanted(); }
 
   void accumulate(int64_t begin, int64_t count, T* total, T* velocity) const {
     const T* const old = has_velocity() ? at.velocity + begin : nullptr;

@@ -246,10 +246,28 @@ void test_any_bounds(const FeedbackProblem& p, const State& state, int64_t chunk
   }
 }
 
+// Of an empty gradient, XLA passes null arrays: nothing is sent, and none is listed.
+void test_empty() {
+  const FeedbackProblem p = {2, 0};
+  const LargestBounds bounds[] = {{1, 1, 1, 1}, {1, 1, 1, 1}};
+  const float scales[] = {kScale, kScale};
+  for_each_context([&](const Context& context, const std::string& how) {
+    Checks::testing = "empty, " + how;
+    FeedbackArrays<float> arrays = {};
+    send_largest(p, arrays, bounds, scales, kMomentum, 0, context);
+    send_reaching(p, arrays, key_of(1.5f), context);
+    int32_t counts[] = {-1, -1};
+    arrays.list.count = counts;
+    send_largest(p, arrays, bounds, scales, kMomentum, 0, context);
+    ZEN_CHECK(counts[0] == 0 && counts[1] == 0);
+  });
+}
+
 }  // namespace
 }  // namespace zen
 
 int main() {
+  zen::test_empty();
   zen::test_size(1, 1, 0);
   zen::test_size(3, 65, 0);
   zen::test_size(1, 5003, 0);
