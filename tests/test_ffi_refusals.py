@@ -1,5 +1,6 @@
-"""Custom calls refuse what the Python functions around them never pass: no kernel runs past the end of a buffer."""
+"""Custom calls without the Python functions around them: no kernel runs past the end of a buffer, or needs an alias."""
 
+import importlib
 import re
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import zen_jax as zen
-from zen_jax import _native
+from zen_jax import _native, _parts
 
 NATIVE = zen.backend_info()["cpu"]
 pytestmark = pytest.mark.skipif(not NATIVE.startswith("custom calls"), reason=f"no native module: {NATIVE}")
@@ -222,6 +223,23 @@ def test_refused(target, wrong, complaint):
     run()
     with pytest.raises(jax.errors.JaxRuntimeError, match=re.escape(f"{target}: {complaint}")):
         run(**wrong)
+
+
+def test_results_need_not_reuse_the_operands_that_they_complete():
+    words = jnp.array([[0b0011], [0b0001]], U)
+    values = jnp.arange(1.0, 13.0).reshape(2, 3, 2)
+    x = zen.kernels.hash_bitmap_decode(words, values, 7, **SEED)
+    own = (x, words, jnp.array([[0, 2, 3], [1, 2, 0]]), 10 * values, jnp.array([3, 2]))
+    part = (jnp.arange(14, dtype=U).reshape(2, 7), jnp.int32(2), jnp.full(3, 20, U), jnp.full(3, 30, U))
+    place_own = importlib.import_module("zen_jax.kernels.place_own").reference
+    for target, operands, expected in [
+        ("zen_place_own", own, [place_own(*own, **SEED)]),
+        ("zen_place_part", part, _parts.place_reference(*part[:2], part[2:])),
+    ]:
+        _, results, attributes = TAKEN[target]
+        call = jax.ffi.ffi_call(target, [jax.ShapeDtypeStruct(*result) for result in results.values()])
+        for actual, wanted in zip(call(*operands, **attributes), expected, strict=True):
+            np.testing.assert_array_equal(actual, wanted)
 
 
 def test_every_custom_call_is_covered():

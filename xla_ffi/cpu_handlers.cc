@@ -120,6 +120,12 @@ std::vector<T*> pointers(const std::vector<ffi::AnyBuffer>& buffers) {
   return found;
 }
 
+// Lets a result begin as an operand. XLA gives both the same memory, but only if the caller declared them aliases.
+void begin_as(ffi::AnyBuffer operand, Result result) {
+  if (operand.untyped_data() == result->untyped_data()) return;
+  std::copy_n(data<const char>(operand), operand.size_bytes(), data<char>(*result));
+}
+
 ffi::Error partition_handler(Pool pool, ffi::AnyBuffer x, Result positions, Result values, Result counts,
                              attr::Seed seed) {
   const auto problem = check_partition(x, *positions, *values, *counts);
@@ -227,6 +233,7 @@ ffi::Error place_own_handler(Pool pool, ffi::AnyBuffer x, ffi::AnyBuffer words, 
                              attr::Seed seed) {
   const auto problem = check_place_own(x, words, positions, values, counts, *divisor, *placed);
   if (problem.has_error()) return problem.error();
+  begin_as(x, placed);
   return launch(pool, [&](const Context& context) {
     with_float(x.element_type(), [&](auto element) {
       using T = decltype(element);
@@ -306,6 +313,7 @@ ffi::Error place_part_handler(ffi::AnyBuffer received, ffi::AnyBuffer start, ffi
   if (parts.has_error()) return parts.error();
   const auto problem = check_place_part(received, start, *parts, *placed, *next, *more);
   if (problem.has_error()) return problem.error();
+  begin_as(received, placed);
   place_part(*problem, data<const int32_t>(start), pointers<const char>(*parts), data<char>(*placed),
              data<int32_t>(*next), data<bool>(*more));
   return ffi::Error::Success();
