@@ -24,19 +24,20 @@ __device__ inline void copy_with_threads(void* to, const void* from, uint32_t by
 // Loads that arrive together, once. For the next a block calls retire(), has a barrier, and makes another of these.
 class BulkLoads {
  public:
-  // `arrived` is a word of shared memory. A barrier must follow before the other functions are called.
+  // `arrived` is a word of shared memory. A barrier must follow before the other functions are called, after all that
+  // the block does with the memory that it loads to.
   __device__ explicit BulkLoads(uint64_t* arrived) : arrived_(arrived) {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x != 0) return;
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(arrived_)) : "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
   }
 
-  // Announces the bytes of all loads, which must follow.
+  // Announces the bytes of all loads, which must follow. The copy engine sees what the block did before the barrier.
   __device__ void expect(uint32_t bytes) const {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x != 0) return;
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(arrived_)), "r"(bytes)
                  : "memory");
 #endif
