@@ -197,12 +197,14 @@ __device__ bool count_reach(Search<Bits>* search, const SearchShared<Bits>& shar
   if (has_probe && shared.counts[place] > 0) atomicAdd(search->counts + place, shared.counts[place]);
   __syncthreads();
   if (threadIdx.x == 0) {
+    // Fences on both sides of the atomic, for the whole block: barriers pass on what this thread has seen.
     __threadfence();
-    *shared.is_last = atomicAdd(&search->arrived, 1u) == blocks - 1;
+    const bool is_last = atomicAdd(&search->arrived, 1u) == blocks - 1;
+    if (is_last) __threadfence();
+    *shared.is_last = is_last;
   }
   __syncthreads();
   if (!*shared.is_last) return false;
-  __threadfence();
   const BlockSum sum = block_exclusive_sum(has_probe ? search->counts[place] : 0, shared.warp_totals);
   if (has_probe) {
     shared.counts[place] = sum.total - sum.before;
