@@ -26,7 +26,8 @@ struct Inbox {
   }
 };
 
-// Sums blocks of positions that fit in the first-level cache, one worker after another.
+// Sums blocks of positions, one worker after another. They fit in the first-level cache, unless the rows are so wide
+// that the least block does not.
 template <typename T>
 class BlockSummer {
  public:
