@@ -87,6 +87,12 @@ class Checker {
     fail(name, out.str());
   }
 
+  // A later buffer whose dtype and own dimensions are known.
+  void array(const char* name, ffi::AnyBuffer buffer, ffi::DataType type, const Dims& own) {
+    dtype(name, buffer, type);
+    shape(name, buffer, own);
+  }
+
   void float_dtype(const char* name, ffi::AnyBuffer buffer) {
     if (is_float(buffer.element_type())) return;
     std::ostringstream out;

@@ -17,32 +17,22 @@ Dims check_feedback(Checker& check, ffi::AnyBuffer update, int64_t rank, ffi::An
   const Dims dims = check.first("update", update, rank);
   const ffi::DataType kept = update.element_type() == ffi::F64 ? ffi::F64 : ffi::F32;
   check.float_dtype("update", update);
-  check.dtype("residual", residual, kept);
-  check.dtype("new_residual", new_residual, kept);
   check.in_range("size", product(dims), 0, kMaxPosition);
-  check.shape("residual", residual, dims);
-  check.shape("new_residual", new_residual, dims);
+  check.array("residual", residual, kept, dims);
+  check.array("new_residual", new_residual, kept, dims);
   return dims;
-}
-
-void check_sent(Checker& check, ffi::AnyBuffer sent, ffi::AnyBuffer update, const Dims& dims) {
-  check.dtype("sent", sent, update.element_type());
-  check.shape("sent", sent, dims);
 }
 
 // Checks what sending the largest has in addition.
 void check_largest(Checker& check, const Dims& dims, ffi::AnyBuffer residual, ffi::AnyBuffer velocity,
                    ffi::AnyBuffer scale, ffi::AnyBuffer bounds, int64_t chunks, ffi::AnyBuffer new_velocity) {
-  check.dtype("velocity", velocity, residual.element_type());
-  check.dtype("new_velocity", new_velocity, residual.element_type());
-  check.dtype("scale", scale, residual.element_type());
-  check.dtype("bounds", bounds, ffi::S32);
+  const ffi::DataType kept = residual.element_type();
   const Dims velocity_dims = velocity.element_count() == 0 ? Dims{0} : dims;
   check.in_range("chunks", chunks, 0, product(dims) / kSampleChunk);
-  check.shape("velocity", velocity, velocity_dims);
-  check.shape("new_velocity", new_velocity, velocity_dims);
-  check.shape("scale", scale, {});
-  check.shape("bounds", bounds, {4});
+  check.array("velocity", velocity, kept, velocity_dims);
+  check.array("new_velocity", new_velocity, kept, velocity_dims);
+  check.array("scale", scale, kept, {});
+  check.array("bounds", bounds, ffi::S32, {4});
 }
 
 struct Inbox {
@@ -58,11 +48,10 @@ Inbox check_inbox(Checker& check, ffi::AnyBuffer positions, ffi::AnyBuffer value
   const int64_t n = bucket[0], capacity = bucket[1], width = check.trailing("values", values, 3)[2];
   check.dtype("positions", positions, ffi::S32);
   check.float_dtype("values", values);
-  check.dtype("counts", counts, ffi::S32);
   check.servers(n);
   check.capacity(capacity);
   check.shape("values", values, {n, capacity, width});
-  check.shape("counts", counts, {n});
+  check.array("counts", counts, ffi::S32, {n});
   check.in_range("divisor", divisor, 1, std::numeric_limits<int64_t>::max());
   return {n, capacity, width};
 }
@@ -76,24 +65,19 @@ MessageProblem check_parts(Checker& check, int64_t n, int64_t head_words, ffi::A
                            ffi::AnyBuffer values, bool joinable) {
   const Dims units = check.trailing("values", values, 3);
   const int64_t room = units[1], listed = check.trailing("positions", positions, 2)[1];
-  check.dtype("head", head, ffi::S32);
-  check.dtype("positions", positions, ffi::S32);
   check.float_dtype("values", values);
   check.servers(n);
   check.capacity(room);
   const int64_t lists = joinable && units[0] == 1 ? 1 : n;
-  check.shape("head", head, {n, head_words});
-  check.shape("positions", positions, {lists, listed == 0 ? 0 : room});
+  check.array("head", head, ffi::S32, {n, head_words});
+  check.array("positions", positions, ffi::S32, {lists, listed == 0 ? 0 : room});
   check.shape("values", values, {lists, room, units[2]});
   return {check.batch(), n, head_words, listed != 0, lists < n, room, room, unit_bytes(units[2], values)};
 }
 
 void check_rows(Checker& check, const char* name, const std::vector<ffi::AnyBuffer>& rows, int64_t size,
                 ffi::DataType type) {
-  for (const ffi::AnyBuffer& row : rows) {
-    check.shape(name, row, {size});
-    check.dtype(name, row, type);
-  }
+  for (const ffi::AnyBuffer& row : rows) check.array(name, row, type, {size});
 }
 
 template <typename Problem>
@@ -112,12 +96,10 @@ ffi::ErrorOr<PartitionProblem> check_partition(ffi::AnyBuffer x, ffi::AnyBuffer 
   const int64_t units = in[0], width = in[1], n = bucket[0], capacity = bucket[1];
   check.float_dtype("x", x);
   check.dtype("positions", positions, ffi::S32);
-  check.dtype("values", values, x.element_type());
-  check.dtype("counts", counts, ffi::S32);
   check.servers(n);
   check.capacity(capacity);
-  check.shape("values", values, {n, capacity, width});
-  check.shape("counts", counts, {n});
+  check.array("values", values, x.element_type(), {n, capacity, width});
+  check.array("counts", counts, ffi::S32, {n});
   if (check.ok()) check.in_range("the number of units a server", ceil_div(units, n), 0, kMaxPosition);
   return result(check, PartitionProblem{check.batch(), units, width, n, capacity});
 }
@@ -131,17 +113,14 @@ ffi::ErrorOr<PartitionProblem> check_partition_coo(ffi::AnyBuffer indices, ffi::
   const int64_t n = bucket[0], capacity = bucket[1];
   check.dtype("indices", indices, ffi::S32);
   check.float_dtype("values", values);
-  check.dtype("count", count, ffi::S32);
   check.dtype("positions", positions, ffi::S32);
-  check.dtype("bucket_values", bucket_values, values.element_type());
-  check.dtype("counts", counts, ffi::S32);
   check.servers(n);
   check.capacity(capacity);
   check.in_range("the number of indices", list[0], 0, kMaxPosition);
   check.shape("values", values, list);
-  check.shape("count", count, {});
-  check.shape("bucket_values", bucket_values, bucket);
-  check.shape("counts", counts, {n});
+  check.array("count", count, ffi::S32, {});
+  check.array("bucket_values", bucket_values, values.element_type(), bucket);
+  check.array("counts", counts, ffi::S32, {n});
   return result(check, PartitionProblem{check.batch(), list[0], 1, n, capacity});
 }
 
@@ -150,13 +129,10 @@ ffi::ErrorOr<UniqueIdsProblem> check_unique_ids(ffi::AnyBuffer ids, ffi::AnyBuff
   Checker check("zen_unique_ids");
   const Dims list = check.first("ids", ids, 1);
   check.dtype("ids", ids, ffi::S32);
-  check.dtype("unique", unique, ffi::S32);
-  check.dtype("slots", slots, ffi::S32);
-  check.dtype("count", count, ffi::S32);
   check.in_range("the number of ids", list[0], 0, kMaxPosition);
-  check.shape("unique", unique, list);
-  check.shape("slots", slots, list);
-  check.shape("count", count, {});
+  check.array("unique", unique, ffi::S32, list);
+  check.array("slots", slots, ffi::S32, list);
+  check.array("count", count, ffi::S32, {});
   return result(check, UniqueIdsProblem{check.batch(), list[0]});
 }
 
@@ -165,9 +141,8 @@ ffi::ErrorOr<AggregateProblem> check_aggregate(ffi::AnyBuffer positions, ffi::An
   Checker check("zen_aggregate");
   const Inbox inbox = check_inbox(check, positions, values, counts, divisor);
   const int64_t size = check.trailing("shard", shard, 2)[0];
-  check.dtype("shard", shard, values.element_type());
   check.in_range("size", size, 0, kMaxPosition);
-  check.shape("shard", shard, {size, inbox.width});
+  check.array("shard", shard, values.element_type(), {size, inbox.width});
   return result(check, AggregateProblem{check.batch(), inbox.n, inbox.capacity, inbox.width, size});
 }
 
@@ -178,14 +153,11 @@ ffi::ErrorOr<AggregateEncodeProblem> check_aggregate_encode(ffi::AnyBuffer posit
   Checker check("zen_aggregate_encode");
   const Inbox inbox = check_inbox(check, positions, values, counts, divisor);
   const int64_t room = check.trailing("units", units, 2)[0];
-  check.dtype("words", words, ffi::U32);
-  check.dtype("units", units, values.element_type());
-  check.dtype("count", count, ffi::S32);
   check.in_range("size", size, 0, kMaxPosition);
   check.capacity(room);
-  check.shape("units", units, {room, inbox.width});
-  check.shape("count", count, {});
-  if (check.ok()) check.shape("words", words, {bitmap_words(size)});
+  check.array("units", units, values.element_type(), {room, inbox.width});
+  check.array("count", count, ffi::S32, {});
+  if (check.ok()) check.array("words", words, ffi::U32, {bitmap_words(size)});
   return result(check, AggregateEncodeProblem{{check.batch(), inbox.n, inbox.capacity, inbox.width, size}, room});
 }
 
@@ -196,17 +168,13 @@ ffi::ErrorOr<AggregateEncodeProblem> check_aggregate_for_others(ffi::AnyBuffer p
   Checker check("zen_aggregate_for_others");
   const Inbox inbox = check_inbox(check, positions, values, counts, divisor);
   const int64_t room = check.trailing("units", units, 3)[1];
-  check.dtype("words", words, ffi::U32);
-  check.dtype("units", units, values.element_type());
-  check.dtype("held", held, ffi::S32);
-  check.dtype("nonzero", nonzero, ffi::S32);
   check.in_range("n", inbox.n, 2, kMaxServers);
   check.in_range("size", size, 1, kMaxPosition);
   check.capacity(room);
-  check.shape("units", units, {inbox.n, room, inbox.width});
-  check.shape("held", held, {inbox.n});
-  check.shape("nonzero", nonzero, {});
-  if (check.ok()) check.shape("words", words, {inbox.n, bitmap_words(size)});
+  check.array("units", units, values.element_type(), {inbox.n, room, inbox.width});
+  check.array("held", held, ffi::S32, {inbox.n});
+  check.array("nonzero", nonzero, ffi::S32, {});
+  if (check.ok()) check.array("words", words, ffi::U32, {inbox.n, bitmap_words(size)});
   return result(check, AggregateEncodeProblem{{check.batch(), inbox.n, inbox.capacity, inbox.width, size}, room});
 }
 
@@ -217,14 +185,11 @@ ffi::ErrorOr<EncodeProblem> check_encode(ffi::AnyBuffer shard, ffi::AnyBuffer wo
   const Dims message = check.trailing("values", values, 2);
   const int64_t size = in[0], width = in[1], capacity = message[0];
   check.float_dtype("shard", shard);
-  check.dtype("words", words, ffi::U32);
-  check.dtype("values", values, shard.element_type());
-  check.dtype("count", count, ffi::S32);
   check.capacity(capacity);
   check.in_range("size", size, 0, kMaxPosition);
-  check.shape("words", words, {bitmap_words(size)});
-  check.shape("values", values, {capacity, width});
-  check.shape("count", count, {});
+  check.array("words", words, ffi::U32, {bitmap_words(size)});
+  check.array("values", values, shard.element_type(), {capacity, width});
+  check.array("count", count, ffi::S32, {});
   return result(check, EncodeProblem{check.batch(), size, width, bitmap_words(size), capacity});
 }
 
@@ -234,7 +199,6 @@ ffi::ErrorOr<DecodeProblem> check_decode(ffi::AnyBuffer words, ffi::AnyBuffer va
   const Dims message = check.trailing("values", values, 3);
   const Dims dense = check.trailing("out", out, 2);
   const int64_t n = bitmap[0], capacity = message[1], units = dense[0], width = dense[1];
-  check.dtype("words", words, ffi::U32);
   check.float_dtype("values", values);
   check.dtype("out", out, values.element_type());
   check.servers(n);
@@ -242,7 +206,7 @@ ffi::ErrorOr<DecodeProblem> check_decode(ffi::AnyBuffer words, ffi::AnyBuffer va
   check.shape("values", values, {n, capacity, width});
   if (check.ok()) {
     check.in_range("the number of units a server", ceil_div(units, n), 0, kMaxPosition);
-    check.shape("words", words, {n, bitmap_words(ceil_div(units, n))});
+    check.array("words", words, ffi::U32, {n, bitmap_words(ceil_div(units, n))});
   }
   return result(check, DecodeProblem{check.batch(), units, width, n, bitmap[1], capacity});
 }
@@ -253,15 +217,12 @@ ffi::ErrorOr<DecodeProblem> check_place_own(ffi::AnyBuffer x, ffi::AnyBuffer wor
   Checker check("zen_place_own");
   const Inbox inbox = check_inbox(check, positions, values, counts, divisor);
   const Dims dense = check.trailing("x", x, 2);
-  check.dtype("x", x, values.element_type());
-  check.dtype("words", words, ffi::U32);
-  check.dtype("placed", placed, x.element_type());
-  check.shape("x", x, {dense[0], inbox.width});
-  check.shape("placed", placed, dense);
+  check.array("x", x, values.element_type(), {dense[0], inbox.width});
+  check.array("placed", placed, x.element_type(), dense);
   if (!check.ok()) return ffi::Unexpected(check.error());
   const int64_t size = ceil_div(dense[0], inbox.n);
   check.in_range("the number of units a server", size, 0, kMaxPosition);
-  check.shape("words", words, {inbox.n, bitmap_words(size)});
+  check.array("words", words, ffi::U32, {inbox.n, bitmap_words(size)});
   return result(check, DecodeProblem{check.batch(), dense[0], inbox.width, inbox.n, bitmap_words(size), inbox.capacity});
 }
 
@@ -271,15 +232,13 @@ ffi::ErrorOr<MessageProblem> check_pack(ffi::AnyBuffer head, ffi::AnyBuffer posi
   Checker check("zen_pack");
   const Dims first = check.first("head", head, 2);
   const MessageProblem problem = check_parts(check, first[0], first[1], head, positions, values, /*joinable=*/true);
-  check.dtype("counts", counts, ffi::S32);
-  check.shape("counts", counts, {problem.n});
+  check.array("counts", counts, ffi::S32, {problem.n});
   check.in_range("capacity", capacity, 1, problem.room);
   check.in_range("the number of messages", messages.size(), problem.n, problem.n);
   MessageProblem packed = problem;
   packed.capacity = capacity;
   for (const ffi::AnyBuffer& message : messages) {
-    check.dtype("message", message, ffi::U32);
-    if (check.ok()) check.shape("message", message, {packed.words()});
+    if (check.ok()) check.array("message", message, ffi::U32, {packed.words()});
   }
   return result(check, packed);
 }
@@ -288,10 +247,9 @@ ffi::ErrorOr<MessageProblem> check_unpack(ffi::AnyBuffer messages, ffi::AnyBuffe
                                           ffi::AnyBuffer values) {
   Checker check("zen_unpack");
   const int64_t n = check.first("messages", messages, 2)[0];
-  check.dtype("messages", messages, ffi::U32);
   const int64_t head_words = check.trailing("head", head, 2)[1];
   const MessageProblem problem = check_parts(check, n, head_words, head, positions, values, /*joinable=*/false);
-  if (check.ok()) check.shape("messages", messages, {n, problem.words()});
+  if (check.ok()) check.array("messages", messages, ffi::U32, {n, problem.words()});
   return result(check, problem);
 }
 
@@ -302,13 +260,11 @@ ffi::ErrorOr<MessageProblem> check_unpack_joined(ffi::AnyBuffer messages, ffi::A
   const Dims units = check.trailing("values", values, 2);
   const int64_t n = sent[0], room = units[0];
   check.dtype("messages", messages, ffi::U32);
-  check.dtype("counts", counts, ffi::S32);
-  check.dtype("positions", positions, ffi::S32);
   check.float_dtype("values", values);
   check.servers(n);
   check.in_range("capacity", capacity, 1, sent[1]);
-  check.shape("counts", counts, {n});
-  check.shape("positions", positions, {room});
+  check.array("counts", counts, ffi::S32, {n});
+  check.array("positions", positions, ffi::S32, {room});
   if (!check.ok()) return ffi::Unexpected(check.error());
   MessageProblem problem{check.batch(), n, 0, true, true, room, capacity, unit_bytes(units[1], values)};
   problem.head_words = sent[1] - problem.words();
@@ -345,14 +301,10 @@ ffi::ErrorOr<PartProblem> check_place_part(ffi::AnyBuffer received, ffi::AnyBuff
   const int64_t part = check.trailing("part", parts[0], 1)[0];
   check_rows(check, "part", parts, part, received.element_type());
   check.in_range("the size of a part", part, 1, size);
-  check.shape("placed", placed, rows);
-  check.dtype("placed", placed, received.element_type());
-  check.shape("start", start, {});
-  check.dtype("start", start, ffi::S32);
-  check.shape("next", next, {});
-  check.dtype("next", next, ffi::S32);
-  check.shape("more", more, {});
-  check.dtype("more", more, ffi::PRED);
+  check.array("placed", placed, received.element_type(), rows);
+  check.array("start", start, ffi::S32, {});
+  check.array("next", next, ffi::S32, {});
+  check.array("more", more, ffi::PRED, {});
   return result(check, PartProblem{check.batch(), n, size, part, unit_bytes(1, received)});
 }
 
@@ -370,17 +322,14 @@ ffi::ErrorOr<HierarchicalHashProblem> check_hierarchical_hash(ffi::AnyBuffer ind
   Checker check("zen_hierarchical_hash");
   const Dims in = check.first("indices", indices, 1);
   check.dtype("indices", indices, ffi::S32);
-  check.dtype("memory", memory, ffi::U32);
-  check.dtype("counts", counts, ffi::S32);
-  check.dtype("overflow", overflow, ffi::S32);
   check.servers(n);
   check.in_range("r1", r1, 0, kMaxPosition);
   check.in_range("r2", r2, 0, kMaxPosition);
   check.in_range("k", k, 0, kMaxPosition);
   check.in_range("the number of indices", in[0], 0, kMaxPosition);
-  check.shape("memory", memory, {n, r1 + r2});
-  check.shape("counts", counts, {n});
-  check.shape("overflow", overflow, {});
+  check.array("memory", memory, ffi::U32, {n, r1 + r2});
+  check.array("counts", counts, ffi::S32, {n});
+  check.array("overflow", overflow, ffi::S32, {});
   return result(check, HierarchicalHashProblem{check.batch(), in[0], n, r1, r2, k});
 }
 
@@ -390,7 +339,7 @@ ffi::ErrorOr<FeedbackProblem> check_send_largest(ffi::AnyBuffer update, int64_t 
                                                  ffi::AnyBuffer new_residual, ffi::AnyBuffer new_velocity) {
   Checker check("zen_send_largest");
   const Dims dims = check_feedback(check, update, rank, residual, new_residual);
-  check_sent(check, sent, update, dims);
+  check.array("sent", sent, update.element_type(), dims);
   check_largest(check, dims, residual, velocity, scale, bounds, chunks, new_velocity);
   return result(check, FeedbackProblem{check.batch(), product(dims)});
 }
@@ -405,10 +354,8 @@ ffi::ErrorOr<FeedbackProblem> check_list_largest(ffi::AnyBuffer update, int64_t 
   check_largest(check, dims, residual, velocity, scale, bounds, chunks, new_velocity);
   const Dims room = check.trailing("indices", indices, 1);
   check.dtype("indices", indices, ffi::S32);
-  check.dtype("values", values, update.element_type());
-  check.dtype("count", count, ffi::S32);
-  check.shape("values", values, room);
-  check.shape("count", count, {});
+  check.array("values", values, update.element_type(), room);
+  check.array("count", count, ffi::S32, {});
   return result(check, FeedbackProblem{check.batch(), product(dims)});
 }
 
@@ -418,9 +365,8 @@ ffi::ErrorOr<FeedbackProblem> check_send_drawn(ffi::AnyBuffer update, int64_t ra
   Checker check("zen_send_drawn");
   const Dims dims = check_feedback(check, update, rank, residual, new_residual);
   const int64_t size = product(dims);
-  check_sent(check, sent, update, dims);
-  check.dtype("step", step, ffi::U32);
-  check.shape("step", step, {});
+  check.array("sent", sent, update.element_type(), dims);
+  check.array("step", step, ffi::U32, {});
   check.in_range("k", k, 1, size);
   return result(check, FeedbackProblem{check.batch(), size});
 }
@@ -430,7 +376,7 @@ ffi::ErrorOr<FeedbackProblem> check_send_reaching(ffi::AnyBuffer update, int64_t
   Checker check("zen_send_reaching");
   const Dims dims = check_feedback(check, update, rank, residual, new_residual);
   const int64_t size = product(dims);
-  check_sent(check, sent, update, dims);
+  check.array("sent", sent, update.element_type(), dims);
   return result(check, FeedbackProblem{check.batch(), size});
 }
 
