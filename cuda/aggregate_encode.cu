@@ -1,4 +1,5 @@
 #include "cuda/aggregate_encode.h"
+#include "cuda/common/keys.h"
 #include "cuda/compaction.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/range_sums.cuh"
@@ -112,7 +113,7 @@ struct RangeBitmap {
  private:
   template <typename Pack>
   __device__ static bool is_nonzero_pack(const Pack& pack) {
-    using Bits = BitsOfSize<sizeof(pack.at[0])>;
+    using Bits = BitsOf<decltype(pack.at[0])>;
     Bits bits[sizeof(pack) / sizeof(Bits)];
     memcpy(bits, &pack, sizeof(pack));
     bool nonzero = false;

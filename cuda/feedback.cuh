@@ -3,9 +3,9 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "cuda/accumulate.cuh"
+#include "cuda/common/keys.h"
 #include "cuda/common/problem.h"
 #include "cuda/common/sent.h"
 #include "cuda/compaction.cuh"
@@ -17,26 +17,6 @@ namespace zen::cuda {
 
 // Blocks that a device can hold at once: more would only wait, or divide counts further.
 constexpr int64_t kResidentBlocks = 528;
-
-template <typename Sum>
-struct BitsOf;
-template <>
-struct BitsOf<float> {
-  using Bits = uint32_t;
-  static constexpr Bits kInfinity = kInfinityBits;
-};
-template <>
-struct BitsOf<double> {
-  using Bits = uint64_t;
-  static constexpr Bits kInfinity = 0x7ff0000000000000u;
-};
-
-template <typename Sum>
-__device__ inline typename BitsOf<Sum>::Bits bits_of(Sum x) {
-  typename BitsOf<Sum>::Bits bits;
-  memcpy(&bits, &x, sizeof(bits));
-  return bits;
-}
 
 // The part of a total that is sent; the rest stays.
 __device__ inline float part_of(float total, Float32) { return total; }
@@ -69,7 +49,7 @@ template <typename Update>
 struct Params {
   using Stored = typename Update::Stored;
   using Sum = typename Update::Sum;
-  using Bits = typename BitsOf<Sum>::Bits;
+  using Bits = BitsOf<Sum>;
 
   FeedbackProblem problem;
   int64_t chunks;   // of the sample
@@ -100,7 +80,7 @@ struct Params {
 
   // What stays of a total that is sent.
   __device__ Sum rest(Sum total) const {
-    return key_of(bits_of(total)) < BitsOf<Sum>::kInfinity ? total - part_of(total, Update{}) : Sum{0};
+    return key_of(bits_of(total)) < kInfinity<Sum> ? total - part_of(total, Update{}) : Sum{0};
   }
 
   // Sends element i of the batch.

@@ -7,6 +7,7 @@
 
 #include "cuda/bulk_copy.cuh"
 #include "cuda/common/bits.h"
+#include "cuda/common/keys.h"
 #include "cuda/feedback.cuh"
 #include "cuda/picks.cuh"
 #include "cuda/threshold.cuh"
@@ -189,7 +190,6 @@ __global__ void __launch_bounds__(kThreads, 2) finish(const __grid_constant__ Pa
   using Bits = typename Params<Update>::Bits;
   using Chunk = PackChunk<Sum>;
   constexpr int kSize = Chunk::kSize;
-  constexpr Bits kInfinity = BitsOf<Sum>::kInfinity;
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
   const CompactionShared shared(arena);
@@ -225,8 +225,8 @@ __global__ void __launch_bounds__(kThreads, 2) finish(const __grid_constant__ Pa
       const Sum total = totals[bit / kSize].at[bit % kSize];
       const Bits key = key_of(bits_of(total));
       const bool exists = Chunk::element(chunk, bit) < count;
-      chosen |= static_cast<uint32_t>(exists && (key >= low || key >= kInfinity)) << bit;
-      equal |= static_cast<uint32_t>(exists && key == low && key < kInfinity) << bit;
+      chosen |= static_cast<uint32_t>(exists && (key >= low || key >= kInfinity<Sum>)) << bit;
+      equal |= static_cast<uint32_t>(exists && key == low && key < kInfinity<Sum>) << bit;
       gone |= static_cast<uint32_t>(exists && key >= sent_from) << bit;
       listed |= static_cast<uint32_t>(lists && is_nonzero(bits_of(part_of(total, Update{})))) << bit;
     }

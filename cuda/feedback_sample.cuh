@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/common/hash.h"
+#include "cuda/common/keys.h"
 #include "cuda/feedback.cuh"
 #include "cuda/threshold.cuh"
 
@@ -57,15 +58,15 @@ __global__ void __launch_bounds__(kThreads) search_sample(const __grid_constant_
 
 template <typename Update>
 __global__ void __launch_bounds__(kThreads) set_bracket(const __grid_constant__ Params<Update> params) {
-  constexpr auto kInfinity = BitsOf<typename Update::Sum>::kInfinity;
+  constexpr auto kMost = kInfinity<typename Update::Sum>;
   const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (item >= params.problem.batch) return;
   auto& state = params.states[item];
   const auto below = state.ranks[0].low, above = state.ranks[1].low;
   state.threshold.start_from(below, above);
   const auto highest = state.threshold.probe(kGaps * kGaps * kProbes - 1);
-  state.logged_from = below < kInfinity ? below : kInfinity;
-  state.sent_from = highest < kInfinity ? highest : kInfinity;
+  state.logged_from = below < kMost ? below : kMost;
+  state.sent_from = highest < kMost ? highest : kMost;
   const int64_t sampled = params.chunks * kSampleChunk;
   // Whether the log has room for the keys above that of rank `below`, as many as the sample predicts.
   const bool fits = params.bounds[item].below * params.problem.size <= params.log.room * sampled;

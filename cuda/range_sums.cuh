@@ -9,6 +9,7 @@
 #include "cuda/block_scan.cuh"
 #include "cuda/common/bits.h"
 #include "cuda/common/divide.h"
+#include "cuda/common/keys.h"
 #include "cuda/common/problem.h"
 #include "cuda/look_back.cuh"
 #include "cuda/packs.cuh"
@@ -173,7 +174,7 @@ class RangeSums {
   template <int kSize>
   __device__ Pack<Dtype, kSize> results(uint32_t first, Sum reciprocal) const {
     Pack<Dtype, kSize> pack = means<kSize>(first, reciprocal);
-    BitsOfSize<sizeof(Stored)> bits[kSize];
+    BitsOf<Stored> bits[kSize];
     memcpy(bits, &pack, sizeof(pack));
 #pragma unroll
     for (auto& each : bits) each = without_negative_zero(each);
@@ -190,7 +191,7 @@ class RangeSums {
     for (int i = 0; i < kBitsPerWord; i += kSize) {
       const uint32_t shift = i ^ lane_id() * kSize % kBitsPerWord;
       const Pack<Dtype, kSize> pack = means<kSize>(first + shift, reciprocal);
-      BitsOfSize<sizeof(Stored)> bits[kSize];
+      BitsOf<Stored> bits[kSize];
       memcpy(bits, &pack, sizeof(pack));
       uint32_t mask = 0;
 #pragma unroll

@@ -5,25 +5,16 @@
 #include <cstdint>
 
 #include "cuda/block_scan.cuh"
+#include "cuda/common/keys.h"
 #include "cuda/launch.cuh"
 
 namespace zen::cuda {
 
-// A step counts how many keys reach each of a few probes and continues in the gap that holds the threshold. A pass over
-// the keys counts for all probes that its steps may need: those of the first step, those of the second in each gap of
-// the first, ...
-constexpr int kProbes = 4, kGaps = kProbes + 1;
+// A step continues in the gap between probes that holds the threshold. A pass over the keys counts for all probes that
+// its steps may need: those of the first step, those of the second in each gap of the first, ...
+constexpr int kGaps = kProbes + 1;
 constexpr int kStepsPerPass = 3;
 constexpr int kProbesPerPass = kGaps * kGaps * kGaps - 1;
-
-// The key that no element reaches.
-template <typename Bits>
-constexpr Bits kTopKey = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) - 1));
-
-template <typename Bits>
-__device__ inline Bits key_of(Bits bits) {
-  return bits & static_cast<Bits>(kTopKey<Bits> - 1);
-}
 
 // Passes after which any search is over. A step leaves a fifth of the gap and at most 4 keys more, so k steps are
 // enough for gaps up to 3 + 2 * 5^(k - 1): 14 or 28 steps, and one from a sample.

@@ -12,10 +12,6 @@ namespace zen::cuda {
 
 constexpr int kVectorBytes = 16;
 
-// The unsigned integer of kBytes bytes.
-template <int kBytes>
-using BitsOfSize = std::conditional_t<kBytes == 2, uint16_t, std::conditional_t<kBytes == 4, uint32_t, uint64_t>>;
-
 // Elements of a block's chunk, by their size.
 template <template <typename> class Chunk>
 constexpr int64_t elements_per_chunk(int64_t element_bytes) {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cuda/common/hash.h"
+#include "cuda/common/keys.h"
 
 namespace zen {
 
@@ -21,8 +21,6 @@ struct SentList {
   ZEN_HOST_DEVICE bool is_wanted() const { return count != nullptr; }
 };
 
-constexpr uint32_t kInfinityBits = 0x7f800000u;
-
 // A float's bits without the `kDropped` lowest, rounded to nearest even.
 template <int kDropped>
 ZEN_HOST_DEVICE uint32_t round_bits(uint32_t bits) {
@@ -34,13 +32,11 @@ ZEN_HOST_DEVICE uint32_t round_bits(uint32_t bits) {
 // `max` and `least` are the bits of the largest and the smallest magnitude that may be sent.
 template <int kDropped>
 ZEN_HOST_DEVICE float sent_part(float total, uint32_t max, uint32_t least) {
-  uint32_t bits;
-  memcpy(&bits, &total, sizeof(bits));
-  const uint32_t sign = bits & 0x80000000u;
-  uint32_t magnitude = bits ^ sign;
-  if (magnitude >= kInfinityBits) return total;
+  uint32_t magnitude = key_of(bits_of(total));
+  if (magnitude >= kInfinity<float>) return total;
+  const uint32_t sign = bits_of(total) ^ magnitude;
   magnitude = round_bits<kDropped>(magnitude > max ? max : magnitude);
-  bits = magnitude < least ? sign : sign | magnitude;
+  const uint32_t bits = magnitude < least ? sign : sign | magnitude;
   memcpy(&total, &bits, sizeof(bits));
   return total;
 }

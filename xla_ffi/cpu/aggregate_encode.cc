@@ -1,9 +1,9 @@
 #include "xla_ffi/cpu/aggregate_encode.h"
 
 #include <cstring>
-#include <type_traits>
 
 #include "cuda/common/bits.h"
+#include "cuda/common/keys.h"
 #include "xla_ffi/cpu/bitmap_message.h"
 #include "xla_ffi/cpu/block_summer.h"
 #include "xla_ffi/cpu/subnormals.h"
@@ -14,7 +14,7 @@ template <typename T>
 void aggregate_encode(const AggregateEncodeProblem& p, const int32_t* positions, const T* values,
                       const int32_t* counts, int64_t divisor, uint32_t* words, T* units, int32_t* count,
                       const Context& context) {
-  using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
+  using Bits = BitsOf<T>;
   const Inbox<T> inbox = {positions, values, counts};
   const EncodeProblem message_of = {p.batch, p.size, p.width, bitmap_words(p.size), p.room};
   const auto encode = [&](int64_t b, Range range, uint32_t* words, RangeMessage<Bits>& message) {

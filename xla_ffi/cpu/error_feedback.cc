@@ -31,9 +31,7 @@ std::vector<BitsOf<T>> sample(const Leaf<Update>& leaf, int64_t chunks, const Co
       const int64_t begin = chunk * stretch + reduce_to_range(murmur3(static_cast<uint32_t>(chunk), 0), places);
       T totals[kSampleChunk], velocities[kSampleChunk];
       leaf.accumulate(begin, kSampleChunk, totals, velocities);
-      for (int64_t i = 0; i < kSampleChunk; ++i) {
-        keys[chunk * kSampleChunk + i] = bits_of(totals[i]) & (kTopKey<BitsOf<T>> - 1);
-      }
+      for (int64_t i = 0; i < kSampleChunk; ++i) keys[chunk * kSampleChunk + i] = key_of(bits_of(totals[i]));
     }
   });
   return keys;

@@ -2,33 +2,19 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
+#include "cuda/common/keys.h"
 #include "cuda/common/sent.h"
 #include "xla_ffi/cpu/error_feedback.h"
 #include "xla_ffi/cpu/isa.h"
 #include "xla_ffi/cpu/memory.h"
-#include "xla_ffi/cpu/selection.h"
 
 namespace zen {
 
 template <typename T>
-using BitsOf = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
-
-template <typename T>
-constexpr BitsOf<T> kInfinity = sizeof(T) == 4 ? 0x7f800000u : 0x7ff0000000000000u;
-
-template <typename T>
-BitsOf<T> bits_of(T x) {
-  BitsOf<T> bits;
-  std::memcpy(&bits, &x, sizeof(x));
-  return bits;
-}
-
-template <typename T>
 bool is_finite(T x) {
-  return (bits_of(x) & (kTopKey<BitsOf<T>> - 1)) < kInfinity<T>;
+  return key_of(bits_of(x)) < kInfinity<T>;
 }
 
 // The part of a total that is sent; the rest stays.

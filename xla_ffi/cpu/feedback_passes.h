@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cuda/common/keys.h"
 #include "xla_ffi/cpu/feedback_leaf.h"
 #include "xla_ffi/cpu/memory.h"
 #include "xla_ffi/cpu/selection.h"
@@ -172,7 +173,7 @@ class Feedback {
     const Classified found = classify(keys, count, bracket.low, bracket.high, room.reaching, room.between);
     for (int64_t j = 0; j < found.between; ++j) {
       const int64_t i = room.between[j];
-      if (decide(begin + i, keys[i] & (kTopKey<Bits> - 1))) leaf_.send(begin + i, room.sent[i]);
+      if (decide(begin + i, key_of(keys[i]))) leaf_.send(begin + i, room.sent[i]);
     }
     send(found.reaching);
     if (!leaf_.lists_sent()) leaf_.write_sent(begin, count, room.sent.data());

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "cuda/common/bits.h"
+#include "cuda/common/keys.h"
 
 namespace zen {
 
@@ -23,12 +24,6 @@ ZEN_HOST_DEVICE float float_of_bits(uint32_t bits) {
   return value;
 }
 
-ZEN_HOST_DEVICE uint32_t bits_of_float(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-
 ZEN_HOST_DEVICE float widen(BFloat16 x) { return float_of_bits(static_cast<uint32_t>(x.bits) << 16); }
 
 ZEN_HOST_DEVICE float widen(Float16 x) {
@@ -44,7 +39,7 @@ ZEN_HOST_DEVICE float widen(Float16 x) {
 }
 
 ZEN_HOST_DEVICE void round_to(float value, BFloat16* out) {
-  const uint32_t bits = bits_of_float(value);
+  const uint32_t bits = bits_of(value);
   if ((bits & 0x7fffffff) > 0x7f800000) {
     out->bits = static_cast<uint16_t>(bits >> 16 | 0x40);  // a NaN stays a NaN without its low bits
   } else {
@@ -53,7 +48,7 @@ ZEN_HOST_DEVICE void round_to(float value, BFloat16* out) {
 }
 
 ZEN_HOST_DEVICE void round_to(float value, Float16* out) {
-  const uint32_t bits = bits_of_float(value);
+  const uint32_t bits = bits_of(value);
   const uint32_t sign = bits >> 16 & 0x8000;
   const uint32_t magnitude = bits & 0x7fffffff;
   uint32_t half;

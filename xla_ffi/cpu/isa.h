@@ -38,8 +38,6 @@ struct Classified {
   int64_t between;
 };
 
-constexpr int kProbes = 4;
-
 struct Isa {
   template <typename Bits>
   using Scan = int64_t (*)(const Bits* x, int64_t width, int64_t units, uint64_t* masks, uint16_t* list);

@@ -10,6 +10,7 @@
 
 #include "cuda/common/bits.h"
 #include "cuda/common/hash.h"
+#include "cuda/common/keys.h"
 #include "xla_ffi/cpu/isa.h"
 
 // For loops whose results may alias their operands, element for element.
@@ -29,12 +30,6 @@ constexpr int64_t kVectorEntries = 16;
 
 // Loops over lists run to a whole number of vectors; lists have room for that.
 inline int64_t padded(int64_t count) { return (count + kVectorEntries - 1) / kVectorEntries * kVectorEntries; }
-
-// The key of a float: keys are ordered like magnitudes, with NaN above infinity.
-template <typename Bits>
-inline Bits magnitude_of(Bits bits) {
-  return bits & static_cast<Bits>(static_cast<Bits>(~Bits{0}) >> 1);
-}
 
 template <typename Bits>
 inline bool any_nonzero(const Bits* x, int64_t count) {
@@ -210,7 +205,7 @@ struct IsaImpl {
     if constexpr (std::is_same_v<T, Float16>) {
       const uint32_t magnitude = x.bits & 0x7fff, sign = static_cast<uint32_t>(x.bits & 0x8000) << 16;
       const uint32_t normal = (magnitude << 13) + (magnitude >= 0x7c00 ? 0x70000000 : 0x38000000);
-      const uint32_t subnormal = bits_of_float(float_of_bits((magnitude << 13) + 0x38800000) - 0x1p-14f);
+      const uint32_t subnormal = bits_of(float_of_bits((magnitude << 13) + 0x38800000) - 0x1p-14f);
       return float_of_bits((magnitude < 0x400 ? subnormal : normal) | sign);
     } else {
       return widen(x);
@@ -221,7 +216,7 @@ struct IsaImpl {
   static uint64_t reach_mask(const Bits* x, int64_t count, Bits probe) {
     if (count >= kMaskBits) return Arch::reach_mask(x, probe);
     uint64_t mask = 0;
-    for (int64_t i = 0; i < count; ++i) mask |= static_cast<uint64_t>(magnitude_of(x[i]) >= probe) << i;
+    for (int64_t i = 0; i < count; ++i) mask |= static_cast<uint64_t>(key_of(x[i]) >= probe) << i;
     return mask;
   }
 

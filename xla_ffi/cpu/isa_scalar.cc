@@ -15,7 +15,7 @@ struct Scalar {
   template <typename Bits>
   static uint64_t reach_mask(const Bits* x, Bits probe) {
     uint64_t mask = 0;
-    for (int i = 0; i < kMaskBits; ++i) mask |= static_cast<uint64_t>(magnitude_of(x[i]) >= probe) << i;
+    for (int i = 0; i < kMaskBits; ++i) mask |= static_cast<uint64_t>(key_of(x[i]) >= probe) << i;
     return mask;
   }
 

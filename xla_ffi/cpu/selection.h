@@ -4,15 +4,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
-#include "xla_ffi/cpu/isa.h"
+#include "cuda/common/keys.h"
 
 namespace zen {
-
-// The key that no element reaches.
-template <typename Bits>
-constexpr Bits kTopKey = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) - 1));
 
 // At least `least` keys reach `low`; fewer reach `high`.
 template <typename Bits>

@@ -32,7 +32,7 @@ struct State {
   }
 };
 
-uint32_t key_of(float x) {
+uint32_t magnitude(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof(bits));
   return bits & 0x7fffffff;
@@ -97,7 +97,7 @@ void check_list(const std::vector<int32_t>& indices, const std::vector<float>& v
   for (int64_t i = 0; i < size; ++i) {
     if (sent[i] == 0) continue;
     const int64_t entry = item * room + found;
-    if (found++ < room) ZEN_CHECK(indices[entry] == i && key_of(values[entry]) == key_of(sent[i]));
+    if (found++ < room) ZEN_CHECK(indices[entry] == i && magnitude(values[entry]) == magnitude(sent[i]));
   }
   ZEN_CHECK(count == found);
 }
@@ -106,7 +106,7 @@ void test_exact(const FeedbackProblem& p, const State& state, int64_t k, int64_t
                 const std::string& name) {
   const State totals = accumulated(state, has_velocity);
   std::vector<uint32_t> keys(totals.residual.size());
-  std::transform(totals.residual.begin(), totals.residual.end(), keys.begin(), key_of);
+  std::transform(totals.residual.begin(), totals.residual.end(), keys.begin(), magnitude);
   std::vector<bool> chosen(keys.size());
   for (int64_t b = 0; b < p.batch; ++b) {
     const std::vector<bool> of_item = k_largest(keys, b * p.size, (b + 1) * p.size, k);
@@ -155,7 +155,7 @@ void test_slack(const FeedbackProblem& p, const State& state, int64_t k, int64_t
     int64_t sent = 0;
     uint32_t least_sent = kTopKey<uint32_t>, most_kept = 0;
     for (int64_t i = 0; i < p.size; ++i) {
-      const uint32_t key = key_of(totals.residual[i]);
+      const uint32_t key = magnitude(totals.residual[i]);
       if (actual.sent[i] != 0) {
         ++sent;
         least_sent = std::min(least_sent, key);
@@ -182,7 +182,7 @@ void test_others(const FeedbackProblem& p, const State& state, int64_t k, const 
     send_drawn(p, actual.arrays(false), &kStep, k, context);
     check(actual, drawn, false);
     actual = state;
-    send_reaching(p, actual.arrays(false), key_of(1.5f), context);
+    send_reaching(p, actual.arrays(false), magnitude(1.5f), context);
     check(actual, reaching, false);
   });
 }
@@ -255,7 +255,7 @@ void test_empty() {
     Checks::testing = "empty, " + how;
     FeedbackArrays<float> arrays = {};
     send_largest(p, arrays, bounds, scales, kMomentum, 0, context);
-    send_reaching(p, arrays, key_of(1.5f), context);
+    send_reaching(p, arrays, magnitude(1.5f), context);
     int32_t counts[] = {-1, -1};
     arrays.list.count = counts;
     send_largest(p, arrays, bounds, scales, kMomentum, 0, context);
