@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
+#include <tuple>
 #include <vector>
 
 #include "xla_ffi/cpu/float16.h"
@@ -52,10 +52,8 @@ struct Isa {
 
   const char* name;
 
-  // Sets bit u % 64 of masks[u / 64] for every non-zero unit u < units, lists these u, and returns how many.
-  Scan<uint16_t> scan16;
-  Scan<uint32_t> scan32;
-  Scan<uint64_t> scan64;
+  // Each sets bit u % 64 of masks[u / 64] for every non-zero unit u < units, lists these u, and returns how many.
+  std::tuple<Scan<uint16_t>, Scan<uint32_t>, Scan<uint64_t>> scans;
 
   // The tile and the server of every listed unit of a chunk.
   void (*route)(const uint16_t* list, int64_t count, ChunkOrigin origin, uint32_t n, uint32_t seed, int32_t* tiles,
@@ -77,44 +75,32 @@ struct Isa {
   void (*fence)();
 
   // total = residual + update, or residual + velocity if velocity is not null. Results may alias operands.
-  Accumulate<Float16> accumulate_f16;
-  Accumulate<BFloat16> accumulate_bf16;
-  Accumulate<float> accumulate_f32;
-  Accumulate<double> accumulate_f64;
+  std::tuple<Accumulate<Float16>, Accumulate<BFloat16>, Accumulate<float>, Accumulate<double>> accumulates;
 
-  // Lists the elements of a chunk whose keys (bits without the highest) reach `high`, and those that reach only `low`.
-  Classify<uint32_t> classify32;
-  Classify<uint64_t> classify64;
+  // Each lists the elements of a chunk whose keys reach `high`, and those whose keys reach only `low`.
+  std::tuple<Classify<uint32_t>, Classify<uint64_t>> classifies;
 
-  // Adds to reach[i] how many keys reach probes[i], for each of kProbes probes.
-  Reach<uint32_t> reach32;
-  Reach<uint64_t> reach64;
+  // Each adds to reach[i] how many keys reach probes[i], for each of kProbes probes.
+  std::tuple<Reach<uint32_t>, Reach<uint64_t>> reaches;
 
   // A positive random number of 31 bits for each of the elements first, first + 1, ...
   void (*draw)(uint32_t first, int64_t count, uint32_t step, uint32_t* keys);
 
   template <typename Bits>
   Scan<Bits> scan() const {
-    if constexpr (std::is_same_v<Bits, uint16_t>) return scan16;
-    if constexpr (std::is_same_v<Bits, uint32_t>) return scan32;
-    if constexpr (std::is_same_v<Bits, uint64_t>) return scan64;
+    return std::get<Scan<Bits>>(scans);
   }
   template <typename Update>
   Accumulate<Update> accumulate() const {
-    if constexpr (std::is_same_v<Update, Float16>) return accumulate_f16;
-    if constexpr (std::is_same_v<Update, BFloat16>) return accumulate_bf16;
-    if constexpr (std::is_same_v<Update, float>) return accumulate_f32;
-    if constexpr (std::is_same_v<Update, double>) return accumulate_f64;
+    return std::get<Accumulate<Update>>(accumulates);
   }
   template <typename Bits>
   Classify<Bits> classify() const {
-    if constexpr (std::is_same_v<Bits, uint32_t>) return classify32;
-    if constexpr (std::is_same_v<Bits, uint64_t>) return classify64;
+    return std::get<Classify<Bits>>(classifies);
   }
   template <typename Bits>
   Reach<Bits> reach() const {
-    if constexpr (std::is_same_v<Bits, uint32_t>) return reach32;
-    if constexpr (std::is_same_v<Bits, uint64_t>) return reach64;
+    return std::get<Reach<Bits>>(reaches);
   }
 };
 

@@ -266,23 +266,17 @@ struct IsaImpl {
 
   static constexpr Isa table(const char* name) {
     return {name,
-            scan<uint16_t>,
-            scan<uint32_t>,
-            scan<uint64_t>,
+            {scan<uint16_t>, scan<uint32_t>, scan<uint64_t>},
             route,
             list_bits,
             count_bits,
             place,
             drain,
             Arch::fence,
-            accumulate<Float16, float>,
-            accumulate<BFloat16, float>,
-            accumulate<float, float>,
-            accumulate<double, double>,
-            classify<uint32_t>,
-            classify<uint64_t>,
-            reach<uint32_t>,
-            reach<uint64_t>,
+            {accumulate<Float16, float>, accumulate<BFloat16, float>, accumulate<float, float>,
+             accumulate<double, double>},
+            {classify<uint32_t>, classify<uint64_t>},
+            {reach<uint32_t>, reach<uint64_t>},
             draw};
   }
 };
