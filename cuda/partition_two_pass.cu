@@ -37,13 +37,13 @@ struct TwoPassParams {
 
 // What one thread works on. The server varies fastest over the threads.
 struct Walk {
+  int64_t id;  // in segment_counts
   int64_t batch;
   int64_t segment;
   uint32_t server;
   bool active;
 
-  __device__ explicit Walk(const TwoPassParams& params) {
-    const int64_t id = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  __device__ explicit Walk(const TwoPassParams& params) : id(int64_t{blockIdx.x} * kThreads + threadIdx.x) {
     const int64_t item = id / params.problem.n;
     server = static_cast<uint32_t>(id - item * params.problem.n);
     batch = item / params.segments.count;
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads, 2) count_segments(const __grid_const
   if (!walk.active) return;
   uint32_t count = 0;
   visit_nonzeros<Bits>(params, walk, [&](int32_t, const Bits*) { ++count; });
-  params.segment_counts[(walk.batch * params.segments.count + walk.segment) * params.problem.n + walk.server] = count;
+  params.segment_counts[walk.id] = count;
 }
 
 __global__ void __launch_bounds__(kThreads, 2) scan_segments(const __grid_constant__ TwoPassParams params) {
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, 2) write_segments(const __grid_const
   const Walk walk(params);
   if (!walk.active) return;
   const PartitionProblem& problem = params.problem;
-  int64_t slot = params.segment_counts[(walk.batch * params.segments.count + walk.segment) * problem.n + walk.server];
+  int64_t slot = params.segment_counts[walk.id];
   const int64_t bucket = (walk.batch * problem.n + walk.server) * problem.capacity;
   Bits* const values = static_cast<Bits*>(params.values);
   visit_nonzeros<Bits>(params, walk, [&](int32_t tile, const Bits* row) {
