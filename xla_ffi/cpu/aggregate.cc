@@ -28,13 +28,13 @@ void aggregate(const AggregateProblem& p, const int32_t* positions, const T* val
   });
 }
 
-template void aggregate(const AggregateProblem&, const int32_t*, const float*, const int32_t*, int64_t, float*,
-                        const Context&);
-template void aggregate(const AggregateProblem&, const int32_t*, const double*, const int32_t*, int64_t, double*,
-                        const Context&);
-template void aggregate(const AggregateProblem&, const int32_t*, const Float16*, const int32_t*, int64_t, Float16*,
-                        const Context&);
-template void aggregate(const AggregateProblem&, const int32_t*, const BFloat16*, const int32_t*, int64_t, BFloat16*,
-                        const Context&);
+#define ZEN_INSTANTIATE(T)                                                                                             \
+  template void aggregate(const AggregateProblem&, const int32_t*, const T*, const int32_t*, int64_t, T*,              \
+                          const Context&)
+
+ZEN_INSTANTIATE(float);
+ZEN_INSTANTIATE(double);
+ZEN_INSTANTIATE(Float16);
+ZEN_INSTANTIATE(BFloat16);
 
 }  // namespace zen

@@ -30,13 +30,13 @@ void aggregate_encode(const AggregateEncodeProblem& p, const int32_t* positions,
   write_bitmap_messages(message_of, words, reinterpret_cast<Bits*>(units), count, context, encode);
 }
 
-template void aggregate_encode(const AggregateEncodeProblem&, const int32_t*, const float*, const int32_t*, int64_t,
-                               uint32_t*, float*, int32_t*, const Context&);
-template void aggregate_encode(const AggregateEncodeProblem&, const int32_t*, const double*, const int32_t*, int64_t,
-                               uint32_t*, double*, int32_t*, const Context&);
-template void aggregate_encode(const AggregateEncodeProblem&, const int32_t*, const Float16*, const int32_t*, int64_t,
-                               uint32_t*, Float16*, int32_t*, const Context&);
-template void aggregate_encode(const AggregateEncodeProblem&, const int32_t*, const BFloat16*, const int32_t*, int64_t,
-                               uint32_t*, BFloat16*, int32_t*, const Context&);
+#define ZEN_INSTANTIATE(T)                                                                                             \
+  template void aggregate_encode(const AggregateEncodeProblem&, const int32_t*, const T*, const int32_t*, int64_t,     \
+                                 uint32_t*, T*, int32_t*, const Context&)
+
+ZEN_INSTANTIATE(float);
+ZEN_INSTANTIATE(double);
+ZEN_INSTANTIATE(Float16);
+ZEN_INSTANTIATE(BFloat16);
 
 }  // namespace zen

@@ -185,11 +185,11 @@ void hash_bitmap_decode(const DecodeProblem& p, const uint32_t* words, const Bit
   });
 }
 
-template void hash_bitmap_decode(const DecodeProblem&, const uint32_t*, const uint16_t*, uint32_t, uint16_t*,
-                                 const Context&);
-template void hash_bitmap_decode(const DecodeProblem&, const uint32_t*, const uint32_t*, uint32_t, uint32_t*,
-                                 const Context&);
-template void hash_bitmap_decode(const DecodeProblem&, const uint32_t*, const uint64_t*, uint32_t, uint64_t*,
-                                 const Context&);
+#define ZEN_INSTANTIATE(Bits)                                                                                          \
+  template void hash_bitmap_decode(const DecodeProblem&, const uint32_t*, const Bits*, uint32_t, Bits*, const Context&)
+
+ZEN_INSTANTIATE(uint16_t);
+ZEN_INSTANTIATE(uint32_t);
+ZEN_INSTANTIATE(uint64_t);
 
 }  // namespace zen

@@ -13,8 +13,11 @@ void hash_bitmap_encode(const EncodeProblem& p, const Bits* shard, uint32_t* wor
   write_bitmap_messages(p, words, values, count, context, encode);
 }
 
-template void hash_bitmap_encode(const EncodeProblem&, const uint16_t*, uint32_t*, uint16_t*, int32_t*, const Context&);
-template void hash_bitmap_encode(const EncodeProblem&, const uint32_t*, uint32_t*, uint32_t*, int32_t*, const Context&);
-template void hash_bitmap_encode(const EncodeProblem&, const uint64_t*, uint32_t*, uint64_t*, int32_t*, const Context&);
+#define ZEN_INSTANTIATE(Bits)                                                                                          \
+  template void hash_bitmap_encode(const EncodeProblem&, const Bits*, uint32_t*, Bits*, int32_t*, const Context&)
+
+ZEN_INSTANTIATE(uint16_t);
+ZEN_INSTANTIATE(uint32_t);
+ZEN_INSTANTIATE(uint64_t);
 
 }  // namespace zen

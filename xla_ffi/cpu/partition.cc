@@ -58,11 +58,11 @@ void partition(const PartitionProblem& problem, const Bits* x, uint32_t seed, in
   fill_buckets(p, Buckets<Bits>{positions, values, counts}, ranges, context, fill);
 }
 
-template void partition(const PartitionProblem&, const uint16_t*, uint32_t, int32_t*, uint16_t*, int32_t*,
-                        const Context&);
-template void partition(const PartitionProblem&, const uint32_t*, uint32_t, int32_t*, uint32_t*, int32_t*,
-                        const Context&);
-template void partition(const PartitionProblem&, const uint64_t*, uint32_t, int32_t*, uint64_t*, int32_t*,
-                        const Context&);
+#define ZEN_INSTANTIATE(Bits)                                                                                          \
+  template void partition(const PartitionProblem&, const Bits*, uint32_t, int32_t*, Bits*, int32_t*, const Context&)
+
+ZEN_INSTANTIATE(uint16_t);
+ZEN_INSTANTIATE(uint32_t);
+ZEN_INSTANTIATE(uint64_t);
 
 }  // namespace zen
