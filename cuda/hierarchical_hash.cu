@@ -22,8 +22,7 @@ struct HierarchicalHashParams {
 // Writes to the first free one of the slots h_1 to h_k, if there is one.
 __device__ bool place(const HierarchicalHashProblem& problem, uint32_t seed, uint32_t* memory, uint32_t index) {
   for (int64_t i = 1; problem.r1 > 0 && i <= problem.k; ++i) {
-    const uint32_t slot =
-        zen::hierarchical_hash(index, static_cast<uint32_t>(i), static_cast<uint32_t>(problem.r1), seed);
+    const uint32_t slot = hash_family(index, static_cast<uint32_t>(i), static_cast<uint32_t>(problem.r1), seed);
     if (atomicCAS(memory + slot, kEmptySlot, index) == kEmptySlot) return true;
   }
   return false;
@@ -38,8 +37,7 @@ __global__ void __launch_bounds__(kThreads) hash_indices(const __grid_constant__
   if (batch >= problem.batch) return;
   const uint32_t index = static_cast<uint32_t>(params.indices[id]);
   if (index == kEmptySlot) return;
-  const int64_t partition =
-      batch * problem.n + zen::hierarchical_hash(index, 0, static_cast<uint32_t>(problem.n), params.seed);
+  const int64_t partition = batch * problem.n + hash_family(index, 0, static_cast<uint32_t>(problem.n), params.seed);
   uint32_t* const memory = params.memory + partition * (problem.r1 + problem.r2);
   if (place(problem, params.seed, memory, index)) return;
   const int32_t serial = atomicAdd(params.counts + partition, 1);

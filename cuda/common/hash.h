@@ -58,7 +58,7 @@ ZEN_HOST_DEVICE uint32_t offset_in_tile(uint32_t server, uint32_t rotation, uint
 }
 
 // h0 and h_i of the paper's Algorithm 1: MurmurHash3, each with its own seed.
-ZEN_HOST_DEVICE uint32_t hierarchical_hash(uint32_t index, uint32_t i, uint32_t range, uint32_t seed) {
+ZEN_HOST_DEVICE uint32_t hash_family(uint32_t index, uint32_t i, uint32_t range, uint32_t seed) {
   return reduce_to_range(murmur3(index, seed + i), range);
 }
 

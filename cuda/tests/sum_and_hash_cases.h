@@ -156,7 +156,7 @@ inline void test_hierarchical_hash(const HierarchicalHashProblem& p, uint32_t se
     for (int64_t i = 0; i < p.indices; ++i) {
       const uint32_t index = static_cast<uint32_t>(indices[b * p.indices + i]);
       if (index == kEmptySlot) continue;
-      home[index] = zen::hierarchical_hash(index, 0, p.n, seed);
+      home[index] = hash_family(index, 0, p.n, seed);
       ++expected_counts[home[index]];
     }
     CHECK(std::equal(expected_counts.begin(), expected_counts.end(), counts.data() + b * p.n), "counts of %s", name);
@@ -175,7 +175,7 @@ inline void test_hierarchical_hash(const HierarchicalHashProblem& p, uint32_t se
         CHECK(found != home.end() && found->second == q, "index %u in partition %ld of %s", slots[i], long(q), name);
         if (i < p.r1) {
           bool hashed = false;
-          for (int64_t h = 1; h <= p.k; ++h) hashed |= zen::hierarchical_hash(slots[i], h, p.r1, seed) == i;
+          for (int64_t h = 1; h <= p.k; ++h) hashed |= hash_family(slots[i], h, p.r1, seed) == i;
           CHECK(hashed, "slot %ld of %s", long(i), name);
         }
         home.erase(found);

@@ -21,13 +21,13 @@ int64_t place_partitions(const HierarchicalHashProblem& p, const uint32_t* indic
   for (int64_t i = 0; i < p.indices; ++i) {
     const uint32_t index = indices[i];
     if (index == kEmptySlot) continue;
-    const int64_t partition = hierarchical_hash(index, 0, n, seed);
+    const int64_t partition = hash_family(index, 0, n, seed);
     if (partition < range.begin || partition >= range.end) continue;
     ++counts[partition];
     uint32_t* const slots = memory + partition * (p.r1 + p.r2);
     uint32_t attempt = 1;
     for (; attempt <= tries; ++attempt) {
-      uint32_t& slot = slots[hierarchical_hash(index, attempt, r1, seed)];
+      uint32_t& slot = slots[hash_family(index, attempt, r1, seed)];
       if (slot != kEmptySlot) continue;
       slot = index;
       break;

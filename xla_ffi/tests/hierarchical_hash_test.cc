@@ -27,12 +27,11 @@ Tables algorithm1(const HierarchicalHashProblem& p, const uint32_t* indices) {
   std::vector<int64_t> serial(p.n);
   for (int64_t i = 0; i < p.indices; ++i) {
     if (indices[i] == kEmptySlot) continue;
-    const int64_t server = hierarchical_hash(indices[i], 0, static_cast<uint32_t>(p.n), kSeed);
+    const int64_t server = hash_family(indices[i], 0, static_cast<uint32_t>(p.n), kSeed);
     ++tables.counts[server];
     bool placed = false;
     for (uint32_t attempt = 1; attempt <= p.k && p.r1 > 0 && !placed; ++attempt) {
-      const int64_t slot =
-          server * room + hierarchical_hash(indices[i], attempt, static_cast<uint32_t>(p.r1), kSeed);
+      const int64_t slot = server * room + hash_family(indices[i], attempt, static_cast<uint32_t>(p.r1), kSeed);
       if (tables.memory[slot] == kEmptySlot) {
         tables.memory[slot] = indices[i];
         placed = true;
