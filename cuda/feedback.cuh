@@ -4,11 +4,11 @@
 #include <cmath>
 #include <cstdint>
 
-#include "cuda/accumulate.cuh"
 #include "cuda/common/keys.h"
 #include "cuda/common/problem.h"
 #include "cuda/common/sent.h"
 #include "cuda/compaction.cuh"
+#include "cuda/dtypes.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/send_largest.h"
 #include "cuda/threshold.cuh"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/accumulate.cuh"
+#include "cuda/dtypes.cuh"
 #include "cuda/vectors.cuh"
 
 namespace zen::cuda {
