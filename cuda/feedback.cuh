@@ -52,7 +52,7 @@ struct Params {
   using Bits = BitsOf<Sum>;
 
   FeedbackProblem problem;
-  int64_t chunks;   // of the sample
+  int64_t sample_chunks;
   uint32_t blocks;  // for each item of a search
   Sum momentum;
   const Stored* update;

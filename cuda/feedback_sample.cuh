@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kThreads) start(const __grid_constant__ Params
   if (item >= params.problem.batch) return;
   auto& state = params.states[item];
   const LargestBounds& bounds = params.bounds[item];
-  const int64_t sampled = params.chunks * kSampleChunk;
+  const int64_t sampled = params.sample_chunks * kSampleChunk;
   state.ranks[0].start(sampled, bounds.below, -1);
   state.ranks[1].start(sampled, bounds.above, -1);
   state.threshold.start(params.problem.size, bounds.least, bounds.most);
@@ -29,9 +29,9 @@ template <typename Update>
 __global__ void __launch_bounds__(kThreads) take_sample(const __grid_constant__ Params<Update> params) {
   using Sum = typename Update::Sum;
   const int64_t id = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t sampled = params.chunks * kSampleChunk, item = id / sampled, chunk = id % sampled / kSampleChunk;
+  const int64_t sampled = params.sample_chunks * kSampleChunk, item = id / sampled, chunk = id % sampled / kSampleChunk;
   if (item >= params.problem.batch) return;
-  const int64_t stretch = params.problem.size / params.chunks;
+  const int64_t stretch = params.problem.size / params.sample_chunks;
   const uint32_t places = static_cast<uint32_t>(stretch - kSampleChunk + 1);
   const int64_t begin = chunk * stretch + reduce_to_range(murmur3(static_cast<uint32_t>(chunk), 0), places);
   const int64_t i = item * params.problem.size + begin + id % kSampleChunk;
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads) search_sample(const __grid_constant_
   const int64_t search_id = blockIdx.x / params.blocks, item = search_id / 2;
   Search<Bits>& search = params.states[item].ranks[search_id % 2];
   if (search.done) return;
-  const int64_t sampled = params.chunks * kSampleChunk;
+  const int64_t sampled = params.sample_chunks * kSampleChunk;
   const bool is_last = count_reach(&search, shared, params.sample + item * sampled, sampled,
                                    blockIdx.x % params.blocks, params.blocks);
   if (is_last && threadIdx.x == 0) search.narrow(shared.probes, shared.counts);
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) set_bracket(const __grid_constant__ 
   const auto highest = state.threshold.probe(kGaps * kGaps * kProbes - 1);
   state.logged_from = below < kMost ? below : kMost;
   state.sent_from = highest < kMost ? highest : kMost;
-  const int64_t sampled = params.chunks * kSampleChunk;
+  const int64_t sampled = params.sample_chunks * kSampleChunk;
   // Whether the log has room for the keys above that of rank `below`, as many as the sample predicts.
   const bool fits = params.bounds[item].below * params.problem.size <= params.log.room * sampled;
   state.uses_log = !state.threshold.done && below > 0 && fits;

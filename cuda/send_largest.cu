@@ -22,23 +22,23 @@ class Scratch {
 
  public:
   // For measuring, `base` is any multiple of 16 except null, like SharedArena's.
-  Scratch(void* base, int64_t batch, int64_t size, int64_t chunks, bool has_velocity, Params<Update>* params)
+  Scratch(void* base, int64_t batch, int64_t size, int64_t sample_chunks, bool has_velocity, Params<Update>* params)
       : base_(static_cast<unsigned char*>(base)) {
-    const int64_t room = chunks > 0 ? size / kLoggedShare / 4 * 4 : 0;
-    const int64_t per_item = ceil_div(size, PackChunk<Sum>::kPerBlock);
+    const int64_t room = sample_chunks > 0 ? size / kLoggedShare / 4 * 4 : 0;
+    const int64_t chunks = ceil_div(size, PackChunk<Sum>::kPerBlock);
     // The ties need no ticket: their chunks are numbered with the list's.
     for (CompactionParams* compaction : {&params->logging, &params->listing}) {
       compaction->ticket = take<uint32_t>(kTicketBytes / sizeof(uint32_t));
     }
     for (CompactionParams* compaction : {&params->logging, &params->ties, &params->listing}) {
-      compaction->chunks = per_item;
-      compaction->states = take<uint32_t>(batch * ChunkGroups::words(per_item, 1));
+      compaction->chunks = chunks;
+      compaction->states = take<uint32_t>(batch * ChunkGroups::words(chunks, 1));
     }
     zeroed_bytes_ = used_;
     params->logging.count = take<int32_t>(batch);
     params->ties.count = take<int32_t>(batch);
     params->states = take<State<Bits>>(batch);
-    params->sample = take<Bits>(batch * chunks * kSampleChunk);
+    params->sample = take<Bits>(batch * sample_chunks * kSampleChunk);
     params->log = {room, take<uint32_t>(batch * room), take<Sum>(batch * room), nullptr};
     if (has_velocity) params->log.velocity = take<Sum>(batch * room);
   }
@@ -77,26 +77,27 @@ cudaError_t run(Params<Update> params, cudaStream_t stream) {
   ChunkArrays<Update> arrays(of_accumulate, params.velocity != nullptr);
   of_accumulate.take<uint64_t>(1);
 
-  const int64_t per_item = ceil_div(problem.batch, kThreads), sampled = params.chunks * kSampleChunk;
-  ZEN_RETURN_IF_ERROR(launch(start<Update>, per_item, 0, stream, params));
-  if (params.chunks > 0) {
+  const int64_t item_blocks = ceil_div(problem.batch, kThreads), sampled = params.sample_chunks * kSampleChunk;
+  const bool has_sample = sampled > 0;
+  ZEN_RETURN_IF_ERROR(launch(start<Update>, item_blocks, 0, stream, params));
+  if (has_sample) {
     ZEN_RETURN_IF_ERROR(launch(take_sample<Update>, ceil_div(problem.batch * sampled, kThreads), 0, stream, params));
     params.blocks = blocks_for(sampled, 2 * problem.batch);
     for (int pass = 0; pass < kMostPasses<Bits>; ++pass) {
       ZEN_RETURN_IF_ERROR(
           launch(search_sample<Update>, 2 * problem.batch * params.blocks, search_bytes, stream, params));
     }
-    ZEN_RETURN_IF_ERROR(launch(set_bracket<Update>, per_item, 0, stream, params));
+    ZEN_RETURN_IF_ERROR(launch(set_bracket<Update>, item_blocks, 0, stream, params));
   }
   const int64_t chunks = problem.batch * params.logging.chunks;
   ZEN_RETURN_IF_ERROR(launch(accumulate<Update>, chunks, of_accumulate.used(), stream, params));
   params.blocks = blocks_for(problem.size, problem.batch);
   const int64_t blocks = problem.batch * params.blocks;
   // One more after a sample: the first may give up the log and leave the search where it was.
-  const int passes = kMostPasses<Bits> + (params.chunks > 0);
+  const int passes = kMostPasses<Bits> + has_sample;
   for (int pass = 0; pass < passes; ++pass) {
     ZEN_RETURN_IF_ERROR(launch(search_threshold<Update>, blocks, search_bytes, stream, params));
-    if (pass == 0 && params.chunks > 0) ZEN_RETURN_IF_ERROR(launch(take_back<Update>, blocks, 0, stream, params));
+    if (pass == 0 && has_sample) ZEN_RETURN_IF_ERROR(launch(take_back<Update>, blocks, 0, stream, params));
   }
   if (params.list.is_wanted()) {
     of_finish.take<int32_t>(PackChunk<Sum>::kPerBlock);
@@ -107,16 +108,17 @@ cudaError_t run(Params<Update> params, cudaStream_t stream) {
 
 }  // namespace
 
-int64_t send_largest_scratch_bytes(int64_t size, int64_t element_bytes, int64_t chunks, bool has_velocity) {
+int64_t send_largest_scratch_bytes(int64_t size, int64_t element_bytes, int64_t sample_chunks, bool has_velocity) {
   const auto bytes = [&](auto update) {
-    Params<decltype(update)> params = {};
-    return Scratch<decltype(update)>(reinterpret_cast<void*>(16), 1, size, chunks, has_velocity, &params).bytes();
+    using Update = decltype(update);
+    Params<Update> params = {};
+    return Scratch<Update>(reinterpret_cast<void*>(16), 1, size, sample_chunks, has_velocity, &params).bytes();
   };
   return element_bytes == 8 ? bytes(Float64{}) : bytes(Float32{});
 }
 
 cudaError_t send_largest(const FeedbackProblem& problem, Element element, const SendLargestArrays& d_arrays,
-                         const LargestBounds* d_bounds, const void* d_scale, double momentum, int64_t chunks,
+                         const LargestBounds* d_bounds, const void* d_scale, double momentum, int64_t sample_chunks,
                          void* d_scratch, cudaStream_t stream) {
   if (problem.batch == 0) return cudaSuccess;
   if (problem.size == 0) {
@@ -129,7 +131,7 @@ cudaError_t send_largest(const FeedbackProblem& problem, Element element, const 
     using Stored = typename Update::Stored;
     Params<Update> params = {};
     params.problem = problem;
-    params.chunks = chunks;
+    params.sample_chunks = sample_chunks;
     params.momentum = static_cast<Sum>(momentum);
     params.update = static_cast<const Stored*>(d_arrays.update);
     params.residual = static_cast<const Sum*>(d_arrays.residual);
@@ -142,7 +144,7 @@ cudaError_t send_largest(const FeedbackProblem& problem, Element element, const 
     params.bounds = d_bounds;
     params.scale = static_cast<const Sum*>(d_scale);
     const bool has_velocity = params.velocity != nullptr;
-    const Scratch<Update> scratch(d_scratch, problem.batch, problem.size, chunks, has_velocity, &params);
+    const Scratch<Update> scratch(d_scratch, problem.batch, problem.size, sample_chunks, has_velocity, &params);
     params.logging.capacity = params.log.room;
     params.listing.capacity = params.list.room;
     params.listing.count = params.list.count;

@@ -26,11 +26,11 @@ struct SendLargestArrays {
 };
 
 // Scratch for one batch item, with a velocity if `has_velocity`.
-int64_t send_largest_scratch_bytes(int64_t size, int64_t element_bytes, int64_t chunks, bool has_velocity);
+int64_t send_largest_scratch_bytes(int64_t size, int64_t element_bytes, int64_t sample_chunks, bool has_velocity);
 
-// `d_bounds` is [batch, 4] and `d_scale` [batch]; `chunks` chunks are sampled, 0 for none. See zen_jax/selection.py.
+// `d_bounds` is [batch, 4] and `d_scale` [batch]; without a sample, `sample_chunks` is 0. See zen_jax/selection.py.
 cudaError_t send_largest(const FeedbackProblem& problem, Element element, const SendLargestArrays& d_arrays,
-                         const LargestBounds* d_bounds, const void* d_scale, double momentum, int64_t chunks,
+                         const LargestBounds* d_bounds, const void* d_scale, double momentum, int64_t sample_chunks,
                          void* d_scratch, cudaStream_t stream);
 
 }  // namespace zen::cuda
