@@ -46,12 +46,11 @@ cudaError_t aggregate(const AggregateProblem& problem, Element element, int64_t 
   return visit_dtype_and_pack(element, vectors, [&](auto dtype, auto pack) {
     using Dtype = decltype(dtype);
     constexpr int kPackSize = decltype(pack)::value;
-    SharedArena arena = SharedArena::for_measuring();
-    RangeSums<Dtype, kPackSize> sums(arena);
     const AggregateParams<Dtype> params = {
         cut_into_ranges<Dtype, kPackSize>(problem, divisor, d_positions, d_values, d_counts), d_shard};
     const int64_t blocks = problem.batch * params.sums.row_ranges * params.sums.column_ranges;
-    return launch(aggregate_range<Dtype, kPackSize>, blocks, arena.used(), stream, params);
+    const size_t shared = shared_bytes<RangeSums<Dtype, kPackSize>>();
+    return launch(aggregate_range<Dtype, kPackSize>, blocks, shared, stream, params);
   });
 }
 

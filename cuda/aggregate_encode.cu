@@ -26,10 +26,8 @@ struct RangeBitmap {
     uint32_t before;
   };
   Word* words;  // [kThreads]
-  uint32_t* warp_totals;
 
-  __host__ __device__ explicit RangeBitmap(SharedArena& arena)
-      : words(arena.take<Word>(kThreads)), warp_totals(arena.take<uint32_t>(kWarps)) {}
+  __host__ __device__ explicit RangeBitmap(SharedArena& arena) : words(arena.take<Word>(kThreads)) {}
 
   __device__ void clear() const { words[threadIdx.x].bits = 0; }
 
@@ -80,8 +78,9 @@ struct RangeBitmap {
     }
   }
 
-  // Ranks the marked rows; returns their number. Starts and ends with a barrier.
-  __device__ uint32_t rank() const {
+  // Ranks the marked rows; returns their number. `warp_totals` is used as in block_exclusive_sum. Starts and ends with
+  // a barrier.
+  __device__ uint32_t rank(uint32_t* warp_totals) const {
     __syncthreads();
     const BlockSum sum = block_exclusive_sum(__popc(words[threadIdx.x].bits), warp_totals);
     words[threadIdx.x].before = sum.before;
@@ -150,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, kSumBlocks<Dtype, kPackSize>)
     sums.sum(params.sums, block.batch, block.chunk, step < column_ranges ? step : step - column_ranges);
     if (step < column_ranges) bitmap.mark(sums, params.sums);
     if (step == column_ranges - 1) {
-      const uint32_t units = bitmap.rank();
+      const uint32_t units = bitmap.rank(shared.warp_totals);
       block.announce(units);
       bitmap.store(sums.first_row(), params.sums.rows, params.bitmap + block.batch * params.words, params.words);
       block.place(units);
@@ -215,10 +214,6 @@ cudaError_t aggregate_encode(const AggregateEncodeProblem& problem, Element elem
   return visit_dtype_and_pack(element, vectors, [&](auto dtype, auto pack) {
     using Dtype = decltype(dtype);
     constexpr int kPackSize = decltype(pack)::value;
-    SharedArena arena = SharedArena::for_measuring();
-    RangeSums<Dtype, kPackSize> sums(arena);
-    RangeBitmap bitmap(arena);
-    CompactionShared shared(arena);
     AggregateEncodeParams<Dtype> params;
     params.sums = cut_into_ranges<Dtype, kPackSize>(problem, divisor, d_positions, d_values, d_counts);
     params.words = words;
@@ -228,7 +223,8 @@ cudaError_t aggregate_encode(const AggregateEncodeProblem& problem, Element elem
                                          stream, &params.compaction));
     if (params.sums.rows < kBitsPerWord) ZEN_RETURN_IF_ERROR(zero_words());
     const int64_t blocks = problem.batch * params.sums.row_ranges;
-    return launch(aggregate_encode_range<Dtype, kPackSize>, blocks, arena.used(), stream, params);
+    const size_t shared = shared_bytes<RangeSums<Dtype, kPackSize>, RangeBitmap, CompactionShared>();
+    return launch(aggregate_encode_range<Dtype, kPackSize>, blocks, shared, stream, params);
   });
 }
 

@@ -26,11 +26,12 @@ inline cudaError_t begin_compaction(int64_t batch, int64_t chunks, int64_t capac
 }
 
 struct CompactionShared {
-  uint32_t* ticket;  // [1]
-  uint32_t* before;  // [1], units in the chunks before this one
+  uint32_t* ticket;       // [1]
+  uint32_t* before;       // [1], units in the chunks before this one
+  uint32_t* warp_totals;  // [kWarps], to count this chunk's
 
   __host__ __device__ explicit CompactionShared(SharedArena& arena)
-      : ticket(arena.take<uint32_t>(1)), before(arena.take<uint32_t>(1)) {}
+      : ticket(arena.take<uint32_t>(1)), before(arena.take<uint32_t>(1)), warp_totals(arena.take<uint32_t>(kWarps)) {}
 };
 
 // The chunk of this block, and its place among the others.

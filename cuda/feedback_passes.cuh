@@ -75,6 +75,16 @@ struct ChunkArrays {
   }
 };
 
+// A block's shared memory in accumulate.
+template <typename Update>
+struct AccumulateShared : CompactionShared {
+  ChunkArrays<Update> arrays;
+  uint64_t* arrived;  // [1]
+
+  __host__ __device__ AccumulateShared(SharedArena& arena, const Params<Update>& params)
+      : CompactionShared(arena), arrays(arena, params.velocity != nullptr), arrived(arena.take<uint64_t>(1)) {}
+};
+
 // The pass over the gradient: writes totals and velocities, logs what reaches the bracket and sends what is above it.
 template <typename Update>
 __global__ void __launch_bounds__(kThreads, 3) accumulate(const __grid_constant__ Params<Update> params) {
@@ -85,10 +95,9 @@ __global__ void __launch_bounds__(kThreads, 3) accumulate(const __grid_constant_
   constexpr int kSize = Chunk::kSize;
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  const ChunkArrays<Update> arrays(arena, params.velocity != nullptr);
-  const CompactionShared shared(arena);
-  uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
-  const BulkLoads loads(arena.take<uint64_t>(1));
+  const AccumulateShared<Update> shared(arena, params);
+  const ChunkArrays<Update>& arrays = shared.arrays;
+  const BulkLoads loads(shared.arrived);
 
   const CompactionBlock block(params.logging, shared);
   const int64_t size = params.problem.size, of_item = int64_t{block.chunk} * Chunk::kPerBlock;
@@ -117,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, 3) accumulate(const __grid_constant_
     if (arrays.velocity != nullptr) pack_at<kSize>(arrays.velocity + at) = velocity;
   }
   if (state.uses_log) {
-    const PickedRanks<Chunk> ranks(logged, warp_totals);
+    const PickedRanks<Chunk> ranks(logged, shared.warp_totals);
     block.announce(ranks.total);
     const int64_t before = block.place(ranks.total), entries = block.batch * params.log.room;
     const Bits sent_from = state.sent_from;
@@ -181,23 +190,32 @@ __global__ void __launch_bounds__(kThreads) take_back(const __grid_constant__ Pa
   }
 }
 
+// A block's shared memory in finish: with a list, for what a chunk lists.
+template <typename Update>
+struct FinishShared : CompactionShared {
+  static constexpr int kPerBlock = PackChunk<typename Update::Sum>::kPerBlock;
+
+  int32_t* indices;                 // [kPerBlock]
+  typename Update::Stored* values;  // [kPerBlock]
+
+  __host__ __device__ FinishShared(SharedArena& arena, const Params<Update>& params)
+      : CompactionShared(arena),
+        indices(arena.take<int32_t>(params.list.is_wanted() ? kPerBlock : 0)),
+        values(arena.take<typename Update::Stored>(params.list.is_wanted() ? kPerBlock : 0)) {}
+};
+
 // Sends what reaches the threshold, takes back what was sent but does not reach it, and lists what is sent if a list is
 // wanted. If too many elements equal the threshold, those of lowest index are sent.
 template <typename Update>
 __global__ void __launch_bounds__(kThreads, 2) finish(const __grid_constant__ Params<Update> params) {
   using Sum = typename Update::Sum;
-  using Stored = typename Update::Stored;
   using Bits = typename Params<Update>::Bits;
   using Chunk = PackChunk<Sum>;
   constexpr int kSize = Chunk::kSize;
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  const CompactionShared shared(arena);
-  uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
+  const FinishShared<Update> shared(arena, params);
   const bool lists = params.list.is_wanted();
-  // What a chunk lists; without a list there is no memory for it.
-  int32_t* const indices = arena.take<int32_t>(Chunk::kPerBlock);
-  Stored* const values = arena.take<Stored>(Chunk::kPerBlock);
   for (;; __syncthreads()) {
     int64_t item = 0, count = 0, chunks = 0, chunk = take_ticket(params.listing.ticket, shared.ticket);
     for (; item < params.problem.batch; ++item, chunk -= chunks) {
@@ -231,7 +249,7 @@ __global__ void __launch_bounds__(kThreads, 2) finish(const __grid_constant__ Pa
       listed |= static_cast<uint32_t>(lists && is_nonzero(bits_of(part_of(total, Update{})))) << bit;
     }
     if (search.reach_low > search.most && low > 0) {
-      const PickedRanks<Chunk> ranks(equal, warp_totals);
+      const PickedRanks<Chunk> ranks(equal, shared.warp_totals);
       const CompactionBlock block(params.ties, shared, item, chunk, chunks);
       block.announce(ranks.total);
       const int64_t before = block.place(ranks.total), wanted = search.least - search.reach_high;
@@ -243,19 +261,19 @@ __global__ void __launch_bounds__(kThreads, 2) finish(const __grid_constant__ Pa
     const auto index_of = [&](int64_t at) -> int64_t { return uses_log ? params.log.index[entries + at] : at; };
     if (lists) {
       listed &= chosen;
-      const PickedRanks<Chunk> ranks(listed, warp_totals);
+      const PickedRanks<Chunk> ranks(listed, shared.warp_totals);
       const CompactionBlock block(params.listing, shared, item, chunk, chunks);
       block.announce(ranks.total);
       ranks.for_each(listed, [&](uint32_t rank, int bit) {
         const int64_t at = Chunk::element(chunk, bit);
-        indices[rank] = static_cast<int32_t>(index_of(at));
-        values[rank] = Update::round(part_of(from[at], Update{}));
+        shared.indices[rank] = static_cast<int32_t>(index_of(at));
+        shared.values[rank] = Update::round(part_of(from[at], Update{}));
       });
       const int64_t before = block.place(ranks.total), slot = item * params.list.room + before;
       const uint32_t fitting = block.fitting(before, ranks.total);
       for (uint32_t s = threadIdx.x; s < fitting; s += kThreads) {
-        params.list.indices[slot + s] = indices[s];
-        params.list.values[slot + s] = values[s];
+        params.list.indices[slot + s] = shared.indices[s];
+        params.list.values[slot + s] = shared.values[s];
       }
     }
     for (uint32_t left = chosen ^ gone; left != 0; left &= left - 1) {

@@ -21,13 +21,12 @@ __global__ void __launch_bounds__(kThreads, 2) encode_elements(const __grid_cons
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
   const CompactionShared shared(arena);
-  uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
   Bits* const staged = arena.take<Bits>(Chunk::kPerBlock);
 
   const EncodeProblem& problem = params.problem;
   const CompactionBlock block(params.compaction, shared);
   const Bits* const shard = static_cast<const Bits*>(params.shard) + block.batch * problem.size;
-  const Chunk chunk(shard, int64_t{block.chunk} * Chunk::kPerBlock, problem.size, warp_totals);
+  const Chunk chunk(shard, int64_t{block.chunk} * Chunk::kPerBlock, problem.size, shared.warp_totals);
   const int64_t word = (int64_t{block.chunk} * kWarps + warp_id()) * Chunk::kWordsPerWarp + lane_id();
   if (lane_id() < Chunk::kWordsPerWarp && word < problem.words) {
     params.words[block.batch * problem.words + word] = chunk.word();
@@ -46,7 +45,6 @@ __global__ void __launch_bounds__(kThreads, 2) encode_rows(const __grid_constant
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
   const CompactionShared shared(arena);
-  uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
   const int word_count = params.rows_per_chunk / static_cast<int>(kBitsPerWord);
   uint32_t* const words = arena.take<uint32_t>(word_count);
   uint16_t* const offsets = arena.take<uint16_t>(params.rows_per_chunk);
@@ -63,7 +61,7 @@ __global__ void __launch_bounds__(kThreads, 2) encode_rows(const __grid_constant
   const uint32_t word = threadIdx.x < word_count ? words[threadIdx.x] : 0;
   const int64_t index = first / kBitsPerWord + threadIdx.x;
   if (threadIdx.x < word_count && index < problem.words) params.words[block.batch * problem.words + index] = word;
-  const BlockSum sum = block_exclusive_sum(__popc(word), warp_totals);
+  const BlockSum sum = block_exclusive_sum(__popc(word), shared.warp_totals);
   block.announce(sum.total);
   expand_word(word, sum.before, threadIdx.x * kBitsPerWord, offsets);
 
@@ -90,7 +88,6 @@ template <typename Bits>
 cudaError_t launch_encode(const EncodeParams& params, cudaStream_t stream) {
   SharedArena arena = SharedArena::for_measuring();
   CompactionShared shared(arena);
-  arena.take<uint32_t>(kWarps);
   const int64_t blocks = params.problem.batch * params.compaction.chunks;
   if (params.problem.width > 1) {
     arena.take<uint32_t>(params.rows_per_chunk / kBitsPerWord);

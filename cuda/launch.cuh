@@ -33,7 +33,7 @@ class SharedArena {
  public:
   __host__ __device__ explicit SharedArena(unsigned char* base) : base_(base) {}
 
-  // An arena on which the host repeats the kernel's calls, to learn how many bytes to ask for.
+  // An arena on which the host repeats a kernel's calls, to learn how many bytes to ask for.
   static SharedArena for_measuring() { return SharedArena(reinterpret_cast<unsigned char*>(kLineBytes)); }
 
   template <typename T>
@@ -60,6 +60,14 @@ class SharedArena {
   unsigned char* base_;
   size_t used_ = 0;
 };
+
+// The bytes of a kernel's layouts: structs whose constructors take their arrays from an arena.
+template <typename... Layouts, typename... Args>
+size_t shared_bytes(const Args&... args) {
+  SharedArena arena = SharedArena::for_measuring();
+  (static_cast<void>(Layouts(arena, args...)), ...);
+  return arena.used();
+}
 
 // Of the current device.
 inline cudaError_t device_attribute(cudaDeviceAttr attribute, int* value) {

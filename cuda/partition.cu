@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<States>)
     partition_elements(const __grid_constant__ DenseParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  const BucketsShared buckets(arena, params.servers);
+  const BucketsShared buckets(arena, params);
   ElementsShared<Bits> shared(arena, params);
   StagedChunk<Bits> chunk = shared.chunk();
 
@@ -50,24 +50,34 @@ __global__ void __launch_bounds__(kThreads, kBlocks<States>)
   });
 }
 
+// A block's shared memory in partition_rows, besides that for buckets.
+struct RowsShared {
+  SortShared lists;
+  uint32_t* words;  // the bitmap of the chunk's rows
+
+  __host__ __device__ RowsShared(SharedArena& arena, const DenseParams& params)
+      : lists(arena, params.servers, params.rows_per_chunk),
+        words(arena.take<uint32_t>(bitmap_words(params.rows_per_chunk))) {}
+};
+
 template <typename Bits>
 __global__ void __launch_bounds__(kThreads, 2) partition_rows(const __grid_constant__ DenseParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  const BucketsShared buckets(arena, params.servers);
-  const SortShared lists(arena, params.servers, params.rows_per_chunk);
-  uint32_t* const words = arena.take<uint32_t>(bitmap_words(params.rows_per_chunk));
+  const BucketsShared buckets(arena, params);
+  const RowsShared shared(arena, params);
+  const SortShared& lists = shared.lists;
 
   const int word_count = static_cast<int>(bitmap_words(params.rows_per_chunk));
-  if (threadIdx.x < word_count) words[threadIdx.x] = 0;
+  if (threadIdx.x < word_count) shared.words[threadIdx.x] = 0;
   PartitionBlock<ChunkChain> block(params, lists, buckets, params.rows_per_chunk);
   const int64_t width = params.problem.width;
   const int64_t left = params.problem.units - block.first_unit();
   const Bits* const rows =
       static_cast<const Bits*>(params.x) + (block.batch() * params.problem.units + block.first_unit()) * width;
-  mark_nonzero_rows(rows, left < params.rows_per_chunk ? left : params.rows_per_chunk, width, words);
+  mark_nonzero_rows(rows, left < params.rows_per_chunk ? left : params.rows_per_chunk, width, shared.words);
   __syncthreads();
-  const uint32_t word = threadIdx.x < word_count ? words[threadIdx.x] : 0;
+  const uint32_t word = threadIdx.x < word_count ? shared.words[threadIdx.x] : 0;
   const BlockSum sum = block_exclusive_sum(__popc(word), lists.warp_totals);
   expand_word(word, sum.before, threadIdx.x * kBitsPerWord, lists.offsets);
   const ChunkStart start(block.first_unit(), params.n.divisor);
@@ -94,31 +104,24 @@ int64_t units_per_chunk(int64_t width, int64_t element_bytes) {
 
 template <typename Bits>
 size_t one_pass_shared_bytes(const DenseParams& params) {
-  SharedArena arena = SharedArena::for_measuring();
-  BucketsShared(arena, params.servers);
-  if (params.problem.width > 1) {
-    SortShared(arena, params.servers, params.rows_per_chunk);
-    arena.take<uint32_t>(bitmap_words(params.rows_per_chunk));
-  } else {
-    ElementsShared<Bits>(arena, params);
-  }
-  return arena.used();
+  return params.problem.width > 1 ? shared_bytes<BucketsShared, RowsShared>(params)
+                                  : shared_bytes<BucketsShared, ElementsShared<Bits>>(params);
 }
 
 bool is_chained(int64_t n, int64_t width) { return width > 1 || n <= kMostServersInChain; }
 
 template <typename States, typename Kernel>
-cudaError_t launch_with(Kernel kernel, const DenseParams& params, size_t shared_bytes, cudaStream_t stream) {
+cudaError_t launch_with(Kernel kernel, const DenseParams& params, size_t shared, cudaStream_t stream) {
   ZEN_RETURN_IF_ERROR(zero_states<States>(params, stream));
-  return launch(kernel, params.problem.batch * params.chunks, shared_bytes, stream, params);
+  return launch(kernel, params.problem.batch * params.chunks, shared, stream, params);
 }
 
 template <typename Bits>
-cudaError_t launch_one_pass(const DenseParams& params, size_t shared_bytes, cudaStream_t stream) {
-  if (params.problem.width > 1) return launch_with<ChunkChain>(partition_rows<Bits>, params, shared_bytes, stream);
+cudaError_t launch_one_pass(const DenseParams& params, size_t shared, cudaStream_t stream) {
+  if (params.problem.width > 1) return launch_with<ChunkChain>(partition_rows<Bits>, params, shared, stream);
   return is_chained(params.problem.n, 1)
-             ? launch_with<ChunkChain>(partition_elements<Bits, ChunkChain>, params, shared_bytes, stream)
-             : launch_with<ChunkGroups>(partition_elements<Bits, ChunkGroups>, params, shared_bytes, stream);
+             ? launch_with<ChunkChain>(partition_elements<Bits, ChunkChain>, params, shared, stream)
+             : launch_with<ChunkGroups>(partition_elements<Bits, ChunkGroups>, params, shared, stream);
 }
 
 }  // namespace
@@ -157,10 +160,10 @@ cudaError_t partition(const PartitionProblem& problem, Element element, uint32_t
     // One pass without a table is better than two.
     for (const uint32_t room : {RotationTable::room(problem.n, per_chunk), 0u}) {
       params.table_room = room;
-      const size_t shared_bytes = one_pass_shared_bytes<Bits>(params);
-      if (shared_bytes > static_cast<size_t>(most_shared)) continue;
+      const size_t shared = one_pass_shared_bytes<Bits>(params);
+      if (shared > static_cast<size_t>(most_shared)) continue;
       return by_runs ? partition_runs(params, element, multiprocessors, d_scratch, stream)
-                     : launch_one_pass<Bits>(params, shared_bytes, stream);
+                     : launch_one_pass<Bits>(params, shared, stream);
     }
     return two_pass();
   });

@@ -52,14 +52,16 @@ cudaError_t zero_states(const PartitionParams& params, cudaStream_t stream) {
                          stream);
 }
 
-// A block's shared memory besides that for sorting, for `n` servers.
+// A block's shared memory besides that for sorting, for n = params.servers.
 struct BucketsShared {
   uint32_t* ticket;  // [1]
   uint32_t* ends;    // [n], before which places in `order` the server's bucket has room
   int64_t* shifts;   // [n], from a place in `order` to a slot, in units from the start of positions and values
 
-  __host__ __device__ BucketsShared(SharedArena& arena, uint32_t n)
-      : ticket(arena.take<uint32_t>(1)), ends(arena.take<uint32_t>(n)), shifts(arena.take<int64_t>(n)) {}
+  __host__ __device__ BucketsShared(SharedArena& arena, const PartitionParams& params)
+      : ticket(arena.take<uint32_t>(1)),
+        ends(arena.take<uint32_t>(params.servers)),
+        shifts(arena.take<int64_t>(params.servers)) {}
 };
 
 template <typename States>

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, 2) partition_list(const __grid_const
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
   const SortShared lists(arena, params.servers, kPerBlock);
-  const BucketsShared buckets(arena, params.servers);
+  const BucketsShared buckets(arena, params);
   uint16_t* const servers = arena.take<uint16_t>(kPerBlock);
 
   PartitionBlock<ChunkChain> block(params, lists, buckets, kPerBlock);
@@ -102,7 +102,7 @@ cudaError_t partition_coo(const PartitionProblem& problem, Element element, uint
     params.servers = static_cast<uint32_t>(std::min(kServersAtOnce, problem.n - server));
     SharedArena arena = SharedArena::for_measuring();
     SortShared(arena, params.servers, kPerBlock);
-    BucketsShared(arena, params.servers);
+    BucketsShared(arena, params);
     arena.take<uint16_t>(kPerBlock);
     ZEN_RETURN_IF_ERROR(zero_states<ChunkChain>(params, stream));
     ZEN_RETURN_IF_ERROR(visit_bits(element, [&](auto bits) {

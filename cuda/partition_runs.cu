@@ -76,22 +76,30 @@ __device__ void sort_chunk(const RunsParams& params, ChunkId id, ElementsShared<
   chunk.retire();
 }
 
+// A block's shared memory in sort_chunks.
+template <typename Bits>
+struct ListingShared : ElementsShared<Bits> {
+  uint32_t* listed_from;  // [1]
+
+  __host__ __device__ ListingShared(SharedArena& arena, const DenseParams& params)
+      : ElementsShared<Bits>(arena, params), listed_from(arena.take<uint32_t>(1)) {}
+};
+
 // Lists each chunk's non-zeros, sorted by server, and describes the runs.
 template <typename Bits>
 __global__ void __launch_bounds__(kThreads, 3) sort_chunks(const __grid_constant__ RunsParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  ElementsShared<Bits> shared(arena, params);
-  uint32_t* const listed_from = arena.take<uint32_t>(1);
+  ListingShared<Bits> shared(arena, params);
   const SortShared& lists = shared.lists;
   const ChunkId id(blockIdx.x, params.chunks);
   const auto claim = [&](uint32_t nonzeros) {
     if (threadIdx.x != 0) return;
     const unsigned long long from = atomicAdd(params.listed, static_cast<unsigned long long>(nonzeros));
-    *listed_from = from + nonzeros <= params.room ? static_cast<uint32_t>(from) : kUnlisted;
+    *shared.listed_from = from + nonzeros <= params.room ? static_cast<uint32_t>(from) : kUnlisted;
   };
   sort_chunk(params, id, &shared, claim, [&](const auto& units, const auto& elements, uint32_t nonzeros) {
-    const uint32_t from = *listed_from;
+    const uint32_t from = *shared.listed_from;
     if (threadIdx.x == 0) params.heads[blockIdx.x] = {from, units.first_tile()};
     for (uint32_t server = threadIdx.x; server < params.servers; server += kThreads) {
       const uint32_t begin = lists.starts[server], count = lists.starts[server + 1] - begin;
@@ -227,26 +235,16 @@ int log_lanes_per_run(const DenseParams& params) {
 }
 
 template <typename Bits>
-size_t sorting_shared_bytes(const RunsParams& params) {
-  SharedArena arena = SharedArena::for_measuring();
-  ElementsShared<Bits>(arena, params);
-  arena.take<uint32_t>(1);
-  return arena.used();
-}
-
-template <typename Bits>
 cudaError_t launch_runs(const RunsParams& params, cudaStream_t stream) {
-  const size_t shared_bytes = sorting_shared_bytes<Bits>(params);
-  const int64_t buckets = params.problem.batch * params.problem.n;
+  const int64_t chunks = params.problem.batch * params.chunks, buckets = params.problem.batch * params.problem.n;
+  const size_t sorting = shared_bytes<ListingShared<Bits>>(params), moving = shared_bytes<ElementsShared<Bits>>(params);
   ZEN_RETURN_IF_ERROR(cudaMemsetAsync(params.listed, 0, sizeof(*params.listed), stream));
-  ZEN_RETURN_IF_ERROR(launch(sort_chunks<Bits>, params.problem.batch * params.chunks, shared_bytes, stream, params));
-  SharedArena arena = SharedArena::for_measuring();
-  arena.take<uint32_t>(kWarps);
-  ZEN_RETURN_IF_ERROR(launch(scan_runs, buckets, arena.used(), stream, params));
+  ZEN_RETURN_IF_ERROR(launch(sort_chunks<Bits>, chunks, sorting, stream, params));
+  ZEN_RETURN_IF_ERROR(launch(scan_runs, buckets, kWarps * sizeof(uint32_t), stream, params));
   const int64_t movers = buckets * ceil_div(params.chunks, kRunsAtOnce);
   ZEN_RETURN_IF_ERROR(
       launch(move_runs<Bits>, ceil_div(movers << params.log_lanes, kThreads), 0, stream, params));
-  return launch(move_unlisted<Bits>, params.blocks_for_unlisted, shared_bytes, stream, params);
+  return launch(move_unlisted<Bits>, params.blocks_for_unlisted, moving, stream, params);
 }
 
 }  // namespace

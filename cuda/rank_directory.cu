@@ -1,5 +1,7 @@
 #include "cuda/rank_directory.cuh"
 
+#include "cuda/compaction.cuh"
+
 namespace zen::cuda {
 namespace {
 
@@ -36,11 +38,9 @@ __global__ void __launch_bounds__(kThreads, kGroupWords < 4 ? 2 : 4)
   constexpr int kWarpWords = kWarpSize * kGroupWords;
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  uint32_t* const warp_totals = arena.take<uint32_t>(kWarps);
-  uint32_t* const shared_ticket = arena.take<uint32_t>(1);
-  uint32_t* const shared_before = arena.take<uint32_t>(1);
+  const CompactionShared shared(arena);
 
-  const uint32_t id = take_ticket(params.ticket, shared_ticket);
+  const uint32_t id = take_ticket(params.ticket, shared.ticket);
   const uint32_t chunks = static_cast<uint32_t>(params.chunks);  // no more than blocks
   const int64_t bitmap = id / chunks;
   const int64_t chunk = id % chunks;
@@ -58,18 +58,18 @@ __global__ void __launch_bounds__(kThreads, kGroupWords < 4 ? 2 : 4)
     warp_total += __shfl_sync(kFullWarp, inclusive, kWarpSize - 1);
   }
   // Counted for the last lane, so that none of its own warp's bits come before a lane.
-  const BlockSum sum = block_exclusive_sum(lane_id() == kWarpSize - 1 ? warp_total : 0, warp_totals);
+  const BlockSum sum = block_exclusive_sum(lane_id() == kWarpSize - 1 ? warp_total : 0, shared.warp_totals);
   if (warp_id() == 0) {
     const ChunkGroups states(params.states + bitmap * ChunkGroups::words(chunks, 1), chunks, 1);
     if (lane_id() == 0) states.publish_count(chunk, 0, sum.total);
     const uint32_t before_chunk = states.look_back<1>(LaneGroup(kWarpSize), 0, chunk, true);
     if (lane_id() == 0) {
       states.publish_end(chunk, 0, before_chunk + sum.total);
-      *shared_before = before_chunk;
+      *shared.before = before_chunk;
     }
   }
   __syncthreads();
-  const uint32_t before_warp = *shared_before + sum.before;
+  const uint32_t before_warp = *shared.before + sum.before;
 #pragma unroll
   for (int i = 0; i < kGroupsPerThread; ++i) {
     const int64_t group = first_group + i * kWarpSize + lane_id();
@@ -93,13 +93,9 @@ cudaError_t make_directory(const uint32_t* d_bitmaps, int64_t count, int64_t wor
                 scratch + before_directory / kStateBytes,
                 log_group_words};
   ZEN_RETURN_IF_ERROR(cudaMemsetAsync(d_scratch, 0, before_directory, stream));
-  SharedArena arena = SharedArena::for_measuring();
-  arena.take<uint32_t>(kWarps);
-  arena.take<uint32_t>(1);
-  arena.take<uint32_t>(1);
   constexpr void (*kKernels[])(DirectoryParams) = {fill_directory<1>, fill_directory<2>, fill_directory<4>,
                                                    fill_directory<kGroupWords>};
-  return launch(kKernels[log_group_words], count * chunks, arena.used(), stream, *directory);
+  return launch(kKernels[log_group_words], count * chunks, shared_bytes<CompactionShared>(), stream, *directory);
 }
 
 }  // namespace zen::cuda

@@ -61,22 +61,13 @@ class Scratch {
 
 template <typename Update>
 cudaError_t run(Params<Update> params, cudaStream_t stream) {
-  using Sum = typename Update::Sum;
   using Bits = typename Params<Update>::Bits;
   const FeedbackProblem& problem = params.problem;
   const auto blocks_for = [&](int64_t keys, int64_t searches) {
     return static_cast<uint32_t>(std::clamp<int64_t>(ceil_div(keys, kThreads * kKeysPerThread), 1,
                                                      std::max<int64_t>(1, kResidentBlocks / searches)));
   };
-  const size_t search_bytes = SearchShared<Bits>::bytes();
-  SharedArena of_accumulate = SharedArena::for_measuring(), of_finish = SharedArena::for_measuring();
-  for (SharedArena* arena : {&of_accumulate, &of_finish}) {
-    CompactionShared shared(*arena);
-    arena->take<uint32_t>(kWarps);
-  }
-  ChunkArrays<Update> arrays(of_accumulate, params.velocity != nullptr);
-  of_accumulate.take<uint64_t>(1);
-
+  const size_t search_bytes = shared_bytes<SearchShared<Bits>>();
   const int64_t item_blocks = ceil_div(problem.batch, kThreads), sampled = params.sample_chunks * kSampleChunk;
   const bool has_sample = sampled > 0;
   ZEN_RETURN_IF_ERROR(launch(start<Update>, item_blocks, 0, stream, params));
@@ -90,7 +81,8 @@ cudaError_t run(Params<Update> params, cudaStream_t stream) {
     ZEN_RETURN_IF_ERROR(launch(set_bracket<Update>, item_blocks, 0, stream, params));
   }
   const int64_t chunks = problem.batch * params.logging.chunks;
-  ZEN_RETURN_IF_ERROR(launch(accumulate<Update>, chunks, of_accumulate.used(), stream, params));
+  const size_t accumulate_bytes = shared_bytes<AccumulateShared<Update>>(params);
+  ZEN_RETURN_IF_ERROR(launch(accumulate<Update>, chunks, accumulate_bytes, stream, params));
   params.blocks = blocks_for(problem.size, problem.batch);
   const int64_t blocks = problem.batch * params.blocks;
   // One more after a sample: the first may give up the log and leave the search where it was.
@@ -99,11 +91,8 @@ cudaError_t run(Params<Update> params, cudaStream_t stream) {
     ZEN_RETURN_IF_ERROR(launch(search_threshold<Update>, blocks, search_bytes, stream, params));
     if (pass == 0 && has_sample) ZEN_RETURN_IF_ERROR(launch(take_back<Update>, blocks, 0, stream, params));
   }
-  if (params.list.is_wanted()) {
-    of_finish.take<int32_t>(PackChunk<Sum>::kPerBlock);
-    of_finish.take<typename Update::Stored>(PackChunk<Sum>::kPerBlock);
-  }
-  return launch(finish<Update>, std::min(chunks, kResidentBlocks), of_finish.used(), stream, params);
+  const size_t finish_bytes = shared_bytes<FinishShared<Update>>(params);
+  return launch(finish<Update>, std::min(chunks, kResidentBlocks), finish_bytes, stream, params);
 }
 
 }  // namespace

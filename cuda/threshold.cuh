@@ -111,12 +111,6 @@ struct SearchShared {
         counts(arena.take<uint32_t>(kProbesPerPass)),
         warp_totals(arena.take<uint32_t>(kWarps)),
         is_last(arena.take<uint32_t>(1)) {}
-
-  __host__ static size_t bytes() {
-    SharedArena arena = SharedArena::for_measuring();
-    SearchShared measured(arena);
-    return arena.used();
-  }
 };
 
 // Counts a thread's keys by the last probe that each reaches. Neighbours mostly share that probe, so only whole runs
