@@ -3,4 +3,6 @@
 
 #include "xla_ffi/binding.h"
 
-PYBIND11_MODULE(ZEN_MODULE, m, pybind11::mod_gil_not_used()) { zen::define_module<pybind11::dict, pybind11::capsule>(m); }
+PYBIND11_MODULE(ZEN_MODULE, m, pybind11::mod_gil_not_used()) {
+  zen::define_module<pybind11::dict, pybind11::capsule>(m);
+}

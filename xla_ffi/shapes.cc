@@ -223,7 +223,8 @@ ffi::ErrorOr<DecodeProblem> check_place_own(ffi::AnyBuffer x, ffi::AnyBuffer wor
   const int64_t size = ceil_div(dense[0], inbox.n);
   check.in_range("the number of units a server", size, 0, kMaxPosition);
   check.array("words", words, ffi::U32, {inbox.n, bitmap_words(size)});
-  return result(check, DecodeProblem{check.batch(), dense[0], inbox.width, inbox.n, bitmap_words(size), inbox.capacity});
+  return result(
+      check, DecodeProblem{check.batch(), dense[0], inbox.width, inbox.n, bitmap_words(size), inbox.capacity});
 }
 
 ffi::ErrorOr<MessageProblem> check_pack(ffi::AnyBuffer head, ffi::AnyBuffer positions, ffi::AnyBuffer values,

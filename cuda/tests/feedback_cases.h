@@ -170,7 +170,8 @@ void test_send_largest(const FeedbackProblem& p, Element element, bool has_veloc
   for (int64_t i = 0; i < all; ++i) {
     CHECK(lists || same(Stored<T>::read(sent[i]), wanted[i]), "%s: sent %ld is %g, not %g", name, long(i),
           Stored<T>::read(sent[i]), wanted[i]);
-    CHECK(residual[i] == kept[i], "%s: residual %ld is %g, not %g", name, long(i), double(residual[i]), double(kept[i]));
+    CHECK(residual[i] == kept[i], "%s: residual %ld is %g, not %g", name, long(i), double(residual[i]),
+          double(kept[i]));
     if (has_velocity) CHECK(same(velocity[i], new_velocity[i]), "%s: velocity %ld", name, long(i));
   }
   for (int64_t b = 0; lists && b < p.batch; ++b) {

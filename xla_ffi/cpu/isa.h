@@ -46,7 +46,8 @@ struct Isa {
   using Accumulate = void (*)(const Update* update, const T* residual, const T* velocity, Momentum<T> how,
                               int64_t count, T* total, T* new_velocity);
   template <typename Bits>
-  using Classify = Classified (*)(const Bits* x, int64_t count, Bits low, Bits high, uint16_t* reaching, uint16_t* between);
+  using Classify = Classified (*)(const Bits* x, int64_t count, Bits low, Bits high, uint16_t* reaching,
+                                  uint16_t* between);
   template <typename Bits>
   using Reach = void (*)(const Bits* x, int64_t count, const Bits* probes, int64_t* reach);
 

@@ -97,7 +97,8 @@ void check_list(const std::vector<int32_t>& indices, const std::vector<float>& v
   for (int64_t i = 0; i < size; ++i) {
     if (sent[i] == 0) continue;
     const int64_t entry = item * room + found;
-    if (found++ < room) ZEN_CHECK(indices[entry] == i && magnitude(values[entry]) == magnitude(sent[i]));
+    if (found++ >= room) continue;
+    ZEN_CHECK(indices[entry] == i && std::memcmp(&values[entry], &sent[i], sizeof(float)) == 0);
   }
   ZEN_CHECK(count == found);
 }

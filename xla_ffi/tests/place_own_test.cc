@@ -1,5 +1,5 @@
-// place_own() against the tile rotation: entries whose bit is clear are written, with the bits that aggregate() gives them
-// alone, while the caller's thread flushes subnormals.
+// place_own() against the tile rotation: entries whose bit is clear are written, with the bits that aggregate() gives
+// them alone, while the caller's thread flushes subnormals.
 #include "xla_ffi/cpu/place_own.h"
 
 #include <algorithm>
