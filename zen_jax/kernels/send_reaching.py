@@ -37,7 +37,9 @@ def send_reaching(update: Array, residual: Array, value: float) -> tuple[Array, 
     selection.check_size(update.size)
     held = jnp.finfo(residual.dtype)
     if not float(held.tiny) <= value <= float(held.max):  # one that becomes zero would send everything
-        raise ValueError(f"value={value!r} must be from {held.tiny} to {held.max}, the {residual.dtype}s above 0.")
+        raise ValueError(
+            f"value={value!r} must be from {held.tiny} to {held.max}, the normal numbers of {residual.dtype} above 0."
+        )
     least = np.asarray(value, residual.dtype)
     return custom_call_or(
         lambda *operands: reference(*operands, value=least),

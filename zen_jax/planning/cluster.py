@@ -120,12 +120,13 @@ class Cluster(JsonDocument):
 
     def check_workers(self, n: int, devices: int = 1, whose: str = "the profile has") -> None:
         """Raises a ValueError unless n is the number of devices, or of hosts, whose `devices` reduce first."""
-        one_each = devices == 1
-        if n not in (self.workers, self.hosts) if one_each else (n, devices) != (self.hosts, self.devices_per_host):
+        own = self.hosts, self.devices_per_host
+        fits = n in (self.workers, self.hosts) if devices == 1 else (n, devices) == own
+        if not fits:
+            counted = f"{n} workers" if devices == 1 else f"{n} hosts with {devices} devices each"
             raise ValueError(
-                f"{whose} {n} {'workers' if one_each else f'hosts with {devices} devices each'}, but the cluster has "
-                f"{self.hosts} hosts with {self.devices_per_host} devices each. Give a cluster with that many devices, "
-                "or hosts."
+                f"{whose} {counted}, but the cluster has {own[0]} hosts with {own[1]} devices each. Give a cluster "
+                "with that many devices, or hosts."
             )
 
     def seconds(self, collective: str, nbytes: float, n: int, distance: int | None = None) -> float:

@@ -152,7 +152,11 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int, devices
         }
 
     def fullest_hashed(bitmap: Touched, bits: Array) -> Array:
-        return jnp.int32(0) if bitmap.sampled else _fullest_hashed(bits, n, seed, devices)
+        """Most of these bits that a hashed server owns of a device's share, times the devices; 0 for a sample."""
+        if bitmap.sampled:
+            return jnp.int32(0)
+        shares = jnp.pad(bits, (0, -bits.size % devices)).reshape(-1, devices).T.astype(jnp.float32)
+        return devices * jnp.max(jax.vmap(lambda share: kernels.partition(share, n, 1, seed=seed)[2])(shares))
 
     def count_my_messages(bitmap: Touched, words: Array, segments: Array, received: Array) -> dict[str, Array]:
         return {
@@ -212,12 +216,6 @@ def unpack(packed: Array | np.ndarray, like: Any) -> Any:
         for leaf, end in zip(leaves, ends, strict=True)
     ]
     return structure.unflatten(parts)
-
-
-def _fullest_hashed(bits: Array, n: int, seed: int, devices: int) -> Array:
-    """Most set bits that any of n hashed servers owns of any device's share, times the number of devices."""
-    shares = jnp.pad(bits, (0, -bits.size % devices)).reshape(-1, devices).T.astype(jnp.float32)
-    return devices * jnp.max(jax.vmap(lambda share: kernels.partition(share, n, 1, seed=seed)[2])(shares))
 
 
 def _partial_sums(received: Array) -> list[Array]:
