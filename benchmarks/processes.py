@@ -15,8 +15,13 @@ from benchmarks.emulated_hosts import HostsError
 
 GROUP_TIMEOUT = 1800  # seconds after which a group of processes is considered hung
 PORT = 7700
-KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_ARENA_MAX": "1"}
-"""What examples/common/memory.py sets from inside, as glibc's environment variables; for peers too."""
+KEEP_FREED_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_ARENA_MAX": "1",
+    "TCMALLOC_RELEASE_RATE": "0",
+}
+"""What examples/common/memory.py sets from inside, as glibc's environment variables, and tcmalloc's; for peers too."""
 
 
 ONE_CPU_WORKER = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
