@@ -58,7 +58,7 @@ struct Params {
   const Stored* update;
   const Sum* residual;
   const Sum* velocity;
-  Stored* sent;  // null if a list is wanted
+  Stored* sent;  // unless a list is wanted
   SentList<Stored> list;
   Sum* new_residual;
   Sum* new_velocity;

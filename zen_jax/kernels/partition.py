@@ -59,7 +59,21 @@ def partition(x: Array, n: int, capacity: int, *, seed: int = 0) -> tuple[Array,
 
 
 def nonzero_units(x: Array) -> Array:
-    """How many units of x [U] or [U, D] are non-zero, int32 []."""
+    """How many units of a gradient are non-zero.
+
+    Args:
+      x: float [U] (units are elements) or [U, D] (units are rows).
+
+    Returns:
+      int32 [].
+
+    Raises:
+      ValueError: for a dtype that is not a float, or more than 2**31 - 1 units.
+
+    >>> import jax.numpy as jnp
+    >>> int(nonzero_units(jnp.array([0.0, 5.0, -0.0, 7.0])))
+    2
+    """
     return partition(x, 1, 1)[2][0]
 
 

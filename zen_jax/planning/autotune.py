@@ -105,8 +105,8 @@ def autotune(
     Raises:
       ValueError: for steps below 1, a cluster that is none, schemes as in `zen_jax.plan`, or a `make_step` that is or
         returns no function; in the first call, before anything runs, for a cluster of another size, or if the
-        processes' arguments differ; when planning, for a step that ignored its plan; until then, in any call inside
-        jit, scan or the like.
+        processes' arguments differ; when planning, for a step that ignored its plan, or if their plans differ; until
+        then, in any call inside jit, scan or the like.
 
     >>> import jax, jax.numpy as jnp
     >>> from zen_jax.transforms.synchronize import synchronize

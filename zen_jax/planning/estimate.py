@@ -131,7 +131,7 @@ def estimate(profile: SparsityProfile, cluster: Cluster) -> Estimate:
       An Estimate. Bytes are those that one worker (or host) pushes and pulls, unused room in messages included.
 
     Raises:
-      ValueError: for a profile with another number of workers.
+      ValueError: for a profile with another number of workers, or of hosts with other devices.
 
     >>> import jax.numpy as jnp
     >>> from zen_jax.planning.profile import profile

@@ -56,8 +56,8 @@ def unplanned_messages(
     if scheme in registry.DENSE:
         dense["scheme"] = scheme
     vectors = {name: ((leaf.dtype, _varying(leaf)), leaf.nbytes) for name, leaf in leaves.items()}
-    lists = [name for name, leaf in leaves.items() if isinstance(leaf, SparseGradient) and name not in small]
-    lists = buckets({name: vectors[name] for name in lists}, bucket_bytes) if is_elements(unit) else []
+    listed = [name for name, leaf in leaves.items() if isinstance(leaf, SparseGradient) and name not in small]
+    lists = buckets({name: vectors[name] for name in listed}, bucket_bytes) if is_elements(unit) else []
     candidates = {name: (_table_kind(leaves[name], unit), leaves[name].nbytes) for name in small}
     tables = small_tables(candidates, dense_below, bucket_bytes) if scheme == "auto" else []
     fused = {name: vectors[name] for name in small if name not in set().union(*tables)}
