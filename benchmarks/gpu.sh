@@ -111,29 +111,32 @@ racecheck() { sanitize racecheck; }
 
 initcheck() { sanitize initcheck; }
 
+# fresh FILE: its path in RESULTS, where what an earlier run measured is gone.
+fresh() { rm -f "$RESULTS/$1" && echo "$RESULTS/$1"; }
+
 kernel_times() { "$PYTHON" -m benchmarks.kernels --elements "$ELEMENTS" --skip-slow --repeats 7 "$@"; }
 
-kernels() { kernel_times -n 16 --density 0.01 0.028 0.052 --json "$RESULTS/kernels.json"; }
+kernels() { kernel_times -n 16 --density 0.01 0.028 0.052 --json "$(fresh kernels.json)"; }
 
-dense() { kernel_times -n 16 --density 0.2 0.4 --json "$RESULTS/kernels-dense.json"; }
+dense() { kernel_times -n 16 --density 0.2 0.4 --json "$(fresh kernels-dense.json)"; }
 
-many() { kernel_times -n 128 --density 0.052 --json "$RESULTS/kernels-n128.json"; }
+many() { kernel_times -n 128 --density 0.052 --json "$(fresh kernels-n128.json)"; }
 
-rows() { kernel_times -n 16 --density 0.052 --width 256 --json "$RESULTS/kernels-rows.json"; }
+rows() { kernel_times -n 16 --density 0.052 --width 256 --json "$(fresh kernels-rows.json)"; }
 
 algorithm_1() {
   "$PYTHON" -m benchmarks.algorithm_1 --elements "$ELEMENTS" --density 0.01 0.052 -n 16 --repeats 5 \
-    --json "$RESULTS/algorithm_1.json"
+    --json "$(fresh algorithm_1.json)"
 }
 
 feedback() {
   "$PYTHON" -m benchmarks.sparsifiers --elements "$ELEMENTS" --density 0.01 0.052 --skip-slow --repeats 5 \
-    --json "$RESULTS/sparsifiers.json"
+    --json "$(fresh sparsifiers.json)"
 }
 
 all_reduce() {
-  "$PYTHON" -m benchmarks.all_reduce --json "$RESULTS/all_reduce.json" &&
-    ZEN_JAX_KERNELS=xla "$PYTHON" -m benchmarks.all_reduce --repeats 3 --json "$RESULTS/all_reduce-pure-jax.json"
+  "$PYTHON" -m benchmarks.all_reduce --json "$(fresh all_reduce.json)" &&
+    ZEN_JAX_KERNELS=xla "$PYTHON" -m benchmarks.all_reduce --repeats 3 --json "$(fresh all_reduce-pure-jax.json)"
 }
 
 report() { "$PYTHON" -m benchmarks.gpu_report "$RESULTS" && cat "$RESULTS/report.md"; }
@@ -193,7 +196,7 @@ in_turn() {
     cut -d ' ' -f 2
 }
 
-export -f build have_kernels test_ sanitize memcheck racecheck initcheck kernel_times kernels dense many rows \
+export -f build have_kernels test_ sanitize memcheck racecheck initcheck fresh kernel_times kernels dense many rows \
   algorithm_1 feedback all_reduce report
 export PYTHON RESULTS ELEMENTS BUILD SITE
 for name in "$@"; do

@@ -66,6 +66,7 @@ def in_turn(calls: Iterable[Callable[[], Any]]) -> list[Any]:
     return [wait(call()) for call in calls]
 
 
+VARIABLES = ("ZEN_JAX_", "JAX_", "XLA_", "MALLOC_", "GLIBC_TUNABLES", "TCMALLOC_")
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "numpy", "torch", "cupy-cuda13x")
 
 
@@ -87,6 +88,7 @@ def environment() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "preloaded": Path(os.environ.get("LD_PRELOAD", "")).name,  # such as another malloc
+        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES) and "/" not in v},
         "backend": zen_jax.backend_info(),
     }
 

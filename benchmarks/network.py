@@ -225,6 +225,7 @@ def main() -> None:
     peers = {}
     if options.coordinator is None:
         peers = installed_peers(options.peer_python, PEERS if options.peers is None else options.peers)
+    setting = {"environment": measure.environment(), "peers": peers, "repeats": options.repeats}
     rows = []
     for workload in loaded:
         for n in options.hosts:
@@ -232,7 +233,6 @@ def main() -> None:
             if not found:  # another process reports
                 continue
             rows += found
-            setting = {"environment": measure.environment(), "peers": peers, "repeats": options.repeats}
             measure.write_json(options.json, setting | {"rows": rows})  # first: a reader may have closed the pipe
             print(network_report.table(found), flush=True)
     if rows:

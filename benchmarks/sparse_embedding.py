@@ -136,10 +136,10 @@ def main() -> None:
         if sparse or workers == 1  # the dense gradients of several workers would need memory for as many tables
     ]
     fixed = {"columns": options.columns, "ids": options.ids, "optimizer": options.optimizer}
+    setting = {"environment": measure.environment(), "options": fixed | {"small_pages": options.small_pages}}
     results = []
     for case in cases:
         results.append(in_own_process(options, **case, **fixed))
-        setting = {"environment": measure.environment(), "options": fixed | {"small_pages": options.small_pages}}
         measure.write_json(options.json, setting | {"results": results})
     shown = [{key: round(v, 2) if isinstance(v, float) else v for key, v in row.items()} for row in results]
     print(measure.table([{k: v for k, v in row.items() if k not in (*fixed, "repeats")} for row in shown]))

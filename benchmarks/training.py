@@ -101,11 +101,11 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     options = parse()
     jax.config.update("jax_platforms", "cpu")  # as in all processes that it starts
+    setting = {"environment": measure.environment(), "steps": options.steps, "repeats": options.repeats}
     rows: list[dict[str, Any]] = []
     for example in options.examples:
         for n in options.hosts:
             rows += compare(example, n, options)
-            setting = {"environment": measure.environment(), "steps": options.steps, "repeats": options.repeats}
             measure.write_json(options.json, setting | {"rows": rows})  # first: a reader may have closed the pipe
             print(measure.table(rows[-len(options.schemes) :]), flush=True)
 

@@ -1,8 +1,9 @@
-"""Checks the CPU's custom calls against NumPy under ZEN_JAX_CPU_ISA; prints the set in use and the number of runs."""
+"""Checks the CPU's custom calls under ZEN_JAX_CPU_ISA; prints the set in use and the number of checks."""
 
 import conftest  # noqa: F401
 import jax
 import numpy as np
+import test_error_feedback
 import test_kernels
 from cases import FLOATS, assert_same_bits, sparse
 
@@ -12,7 +13,7 @@ from zen_jax import _native
 def main():
     checked = 0
     rng = np.random.default_rng(0)
-    for dtype in FLOATS.values():
+    for name, dtype in FLOATS.items():
         with jax.enable_x64(dtype == np.float64):
             for shape, n, scarce in [
                 ((9_011,), 8, 0),
@@ -30,6 +31,9 @@ def main():
                     stack.reshape(2, -1)[0, -1] = 1  # the last element, wherever the vectors end
                     test_kernels.check_stages(run(stack), stack, n, capacity, same=assert_same_bits)
                     checked += 1
+            test_error_feedback.test_every_dtype_and_special_value(name, (1087,))
+            test_error_feedback.test_samples_may_mislead("normal", name)
+            checked += 2
     print(_native.library("cpu").isa(), checked)
 
 

@@ -3,24 +3,32 @@
 import dataclasses
 import enum
 import functools
+import re
 
 import harness
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 import pytest
 
-from zen_jax import Cluster, agreement, check_agreement, profile
+from zen_jax import Cluster, __version__, agreement, check_agreement, profile
 from zen_jax.agreement import describe, differences
 
 AGREE = """
 import sys
 import jax
+import numpy as np
 import zen_jax as zen
 
-index = int(sys.argv[3])
+count, index = int(sys.argv[2]), int(sys.argv[3])
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(sys.argv[1], int(sys.argv[2]), index, initialization_timeout=60)
+jax.distributed.initialize(sys.argv[1], count, index, initialization_timeout=60)
+
+def everywhere(*spec):
+    # An array of which each process has its own idea.
+    sharding = jax.NamedSharding(jax.make_mesh((count,), ("data",)), jax.P(*spec))
+    return jax.make_array_from_callback((count, 2), sharding, lambda at: np.full((count, 2), index, np.float32)[at])
 
 def plan(capacity):
     leaf = zen.LeafPlan((5000, 64), "float32", "zen", 16, (capacity, 30), "coo", "coo")
@@ -30,6 +38,7 @@ zen.check_agreement(seed=0, plan=plan(20), params={"w": jax.numpy.zeros(3)})
 try:
     seed, cluster = index // 2, zen.Cluster(3, inter_gbps=1 + index // 2)
     params = {"w": jax.numpy.zeros(3 - index), "embed": jax.random.normal(jax.random.key(index // 2), (5, 7))}
+    params |= {"replicated": everywhere(), "sharded": everywhere("data")}
     zen.check_agreement(seed=seed, plan=plan(20 + index % 2), cluster=cluster, params=params)
 except ValueError as error:
     print(error)
@@ -43,12 +52,36 @@ def test_processes_that_disagree_all_learn_about_what():
             "the processes disagree",
             "params/w is float32[3] with digest ",
             "params/embed is float32[5, 7] with digest ",
+            "params/replicated is float32[3, 2] with digest ",
             "plan/leaves/table/capacity/0 is 20 on processes 0, 2, but 21 on process 1",
             "cluster/inter_gbps is 1 on processes 0, 1, but 2 on process 2",
             "seed is 0 on processes 0, 1, but 1 on process 2",
         ):
             assert line in output
-        assert "zen_jax" not in output
+        assert "sharded" not in output and "zen_jax" not in output
+
+
+UNEVEN = """
+import sys
+import jax
+import zen_jax as zen
+
+count, index = int(sys.argv[2]), int(sys.argv[3])
+jax.config.update("jax_num_cpu_devices", 1 + index)
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(sys.argv[1], count, index, initialization_timeout=60)
+zen.check_agreement(seed=0)
+try:
+    zen.check_agreement(seed=index)
+except ValueError as error:
+    print(jax.device_count(), error)
+"""
+
+
+@pytest.mark.multiprocess
+def test_processes_may_have_different_numbers_of_devices():
+    for output in harness.outputs_of_processes(2, "-c", UNEVEN):
+        assert "3 the processes disagree" in output and "seed is 0 on process 0, but 1 on process 1" in output
 
 
 class Torn:
@@ -64,6 +97,7 @@ def test_a_value_that_fails_on_one_process_is_a_difference(monkeypatch):
 
     def gather(text):
         sound = text.replace(b"RuntimeError: torn", b"1").replace(b"ValueError: no such kernels", b"C++")
+        sound = re.sub(rb"(version of \w+\": \")[^\"]+", rb"\1another", sound)
         return [text, sound if text.startswith(b"{") else b"another digest"]
 
     monkeypatch.setattr(jax, "process_count", lambda: 2)
@@ -74,6 +108,9 @@ def test_a_value_that_fails_on_one_process_is_a_difference(monkeypatch):
     for line in (
         "plan is RuntimeError: torn on process 0, but 1 on process 1",
         "lowering of kernels is ValueError: no such kernels on process 0, but C++ on process 1",
+        f"version of jax is '{jax.__version__}' on process 0, but another on process 1",
+        f"version of jaxlib is '{jaxlib.__version__}' on process 0, but another on process 1",
+        f"version of zen_jax is '{__version__}' on process 0, but another on process 1",
     ):
         assert line in str(raised.value)
     monkeypatch.setattr(agreement, "_gather", lambda text: [text, text])
@@ -97,6 +134,10 @@ def test_values_are_compared_by_what_they_are():
     assert differences([{"a": "1"}, {}] + [{"a": "1"}] * 9) == [
         "a is 1 on processes 0, 2, 3, 4, 5, 6, 7, 8 and 2 more, but missing on process 1"
     ]
+
+
+def test_paths_that_read_the_same_hide_nothing():
+    assert describe({"a/b": 1, "a": {"b": 2}}) != describe({"a/b": 3, "a": {"b": 2}})
 
 
 class Mode(enum.Enum):

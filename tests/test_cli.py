@@ -390,6 +390,7 @@ PLACE = "bench --coordinator host:7700 --num-processes 4 --process-id"
         ("bench --interface lo", ("--interface", "--coordinator")),
         ("bench --coordinator host --num-processes 2 --process-id 0", ("'host'", "HOST:PORT")),
         ("bench --launch-on a,-b", ("--launch-on", "'a,-b'", "host1,host2")),
+        ("bench --launch-on 'a, b'", ("--launch-on", "'a, b'", "host1,host2")),
         ("bench --launch-on a,b --workers 2", ("--workers", "--launch-on")),
         ("bench --launch-on a,b --process-id 0", ("--launch-on", "Leave out", "--process-id")),
         ("bench --launch-on localhost,b", ("localhost", "Give --coordinator HOST:PORT")),

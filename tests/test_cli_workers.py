@@ -1,8 +1,10 @@
 """The workers of `zen-jax bench`: how they are placed, how they are timed, and real processes."""
 
+import argparse
 import itertools
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 
 from examples.common.launch import free_ports
-from zen_jax.cli import gradients, workers
+from zen_jax.cli import gradients, launch, output, workers
 from zen_jax.cli.main import BAD_INPUT, DONE, FAILED, main
 from zen_jax.cli.timing import time_cases
 
@@ -32,6 +34,11 @@ def test_launchers_place_a_process_unless_it_is_to_be_alone(monkeypatch):
     with pytest.raises(ValueError, match="Open MPI 5 does not say"):
         workers.find_place(*nothing, alone=False)
     monkeypatch.setenv("SLURM_STEP_NODELIST", "node1")
+    assert workers.find_place(*nothing, alone=False) == nothing
+    monkeypatch.delenv("OMPI_COMM_WORLD_SIZE")
+    monkeypatch.setenv("SLURM_NTASKS", "1")  # srun --pty bash
+    assert workers.find_place(*nothing, alone=False) is None
+    monkeypatch.setenv("SLURM_NTASKS", "2")
     assert workers.find_place(*nothing, alone=False) == nothing
     assert workers.find_place(*nothing, alone=True) is None
     assert workers.find_place("host:1", 2, 1, alone=False) == ("host:1", 2, 1)
@@ -150,6 +157,27 @@ cd / && exec bash -c "$4"
 
 def place():
     return "--coordinator", f"localhost:{free_ports()}"
+
+
+def test_variables_that_ssh_would_drop_are_passed_on(monkeypatch):
+    names = ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "GLIBC_TUNABLES", "TCMALLOC_RELEASE_RATE")
+    for name in names:
+        monkeypatch.setitem(os.environ, name, "its value")
+    monkeypatch.setitem(os.environ, "HOSTNAME", "its value")
+    there = shlex.split(launch._over_ssh("host", ["zen-jax"])[-1])
+    assert {word.partition("=")[0] for word in there if word.endswith("=its value")} == set(names)
+
+
+def test_of_several_processes_only_the_first_needs_the_folder(monkeypatch, tmp_path):
+    options = argparse.Namespace(json=[str(tmp_path / "absent" / "out.json")], process_id=None)
+    monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
+    for name in ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.setenv(name, "0")
+        with pytest.raises(ValueError, match="there is no folder"):
+            output.check_files(options)
+        monkeypatch.setenv(name, "1")
+        output.check_files(options)
+        monkeypatch.delenv(name)
 
 
 @pytest.mark.multiprocess

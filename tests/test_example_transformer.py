@@ -93,6 +93,7 @@ def test_without_compression_it_learns_too(books, tmp_path, capsys):
     [
         ("--density 1.5", "--density 1.5 must be at most 1"),
         ("--compact --warmup 5", "leave it out with --warmup 5"),
+        ("--density 1 --compact", "--density 1 trains without DGC: leave out --compact"),
         ("--heads 3", "--dim 32 must be a multiple of --heads 3"),
         ("--batch 9999", "need"),
     ],

@@ -1,6 +1,7 @@
 """What all examples share: a small one is trained, stopped, resumed and refused."""
 
 import dataclasses
+import errno
 import itertools
 import os
 import shutil
@@ -20,8 +21,10 @@ from counting import EXAMPLE
 from example_runs import assert_same_arrays, refused, saved_arrays, summary
 
 import zen_jax as zen
-from examples.common import app, metrics
+from examples.common import app, metrics, prepared, text
 from examples.common.checkpoint import Checkpoints
+from examples.common.errors import errors_as_bad_input
+from examples.common.workers import find_workers
 
 ROOT = Path(__file__).parents[1]
 
@@ -47,6 +50,28 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture
 def kept(checkpoint, tmp_path):
     return shutil.copytree(checkpoint, tmp_path / "kept")
+
+
+def test_storage_that_fails_for_a_while_is_no_bad_input(kept, monkeypatch):
+    """Kubernetes starts again what ends with another exit code than 2; nobody is told to remove a checkpoint."""
+
+    def fail(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    config = EXAMPLE.config(out=kept, workers=4)
+    checkpoints = Checkpoints(kept / "zen" / "checkpoints", config, find_workers(4, 4), "")
+    reads = {
+        "read_bytes": lambda: text.read(kept / "words.txt"),
+        "open": lambda: metrics.read(kept / "zen" / "metrics.jsonl", 1),
+        "read_text": lambda: prepared.opened(kept, object, {}),
+    }
+    for name, read in reads.items():
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output error"), errors_as_bad_input():
+            patch.setattr(Path, name, fail)
+            read()
+    monkeypatch.setattr(checkpoints._manager, "restore", fail)
+    with pytest.raises(OSError, match="Input/output error"), errors_as_bad_input():
+        checkpoints.check()
 
 
 def run(out: Path, *options: str) -> int:

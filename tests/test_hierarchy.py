@@ -262,8 +262,15 @@ def test_synchronize(planned):
 @pytest.mark.promoting
 def test_plan_counts_machines():
     table = {"table": GRADIENTS["table"]}
-    plan = zen.Plan(N * K, {"table": zen.LeafPlan((600, 32), "float32")})
-    refuses(lambda: synchronized(table, plan=plan), "plan is for 6 workers", "has 2")
+    leaves = {"table": zen.LeafPlan((600, 32), "float32")}
+    here = f"Make a plan for {N} hosts with {K} devices each"
+    for plan in (zen.Plan(N * K, leaves), zen.Plan(N, leaves), zen.Plan(N, leaves, devices_per_host=K + 1)):
+        refuses(lambda: synchronized(table, plan=plan), str(plan).splitlines()[0].replace("for", "is for"), here)  # noqa: B023
+    hosts = zen.plan(zen.profile({"w": np.ones((N, 600, 32), np.float32)}, devices_per_host=K), CLUSTER)
+    flat = jax.vmap(lambda g: zen.synchronize("data", plan=hosts).update({"w": g}, None)[0], axis_name="data")
+    refuses(
+        lambda: flat(np.ones((N, 600, 32), np.float32)), f"plan is for {N} hosts with {K} devices each", f"{N} workers"
+    )
 
 
 @harness.coarse_ladder()

@@ -362,17 +362,6 @@ def test_unique_ids(size, lowering):
             assert count == np.sum(distinct < unused)
 
 
-@pytest.mark.parametrize("lowering", ["public", "reference"])
-def test_hierarchical_hash_loses_nothing_with_room(lowering):
-    n, size = 4, 512
-    indices = np.random.default_rng(0).choice(10**6, 512, replace=False).astype(np.int32)
-    memory, counts, overflow = kernel("hierarchical_hash", lowering)(indices, n, size, size, 3)
-    kept = np.asarray(memory).view(np.uint32).ravel()
-    assert int(overflow) == 0
-    assert int(np.asarray(counts).sum()) == 512
-    np.testing.assert_array_equal(np.sort(kept[kept != oracle.EMPTY_SLOT]), np.sort(indices))
-
-
 # --- properties -------------------------------------------------------------------------------------------------
 
 gradients = st.tuples(st.integers(0, 2**32 - 1), st.floats(0, 1), st.booleans())

@@ -24,6 +24,8 @@ def layer(module, rows):
 def imported(path):
     """The modules of zen_jax that a file imports."""
     for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.split(".")[0] == "zen_jax")
         if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "zen_jax":
             for name in node.names:
                 inside = PACKAGE.parent.joinpath(*node.module.split("."), name.name)

@@ -1,6 +1,7 @@
 """The scripts of examples/multihost start what they say, here with launchers that put every process on this machine."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from kills import losses
 from examples.common import app, launch
 from examples.common.rank import Rank, rank_from
 from examples.lm.main import EXAMPLE
+from zen_jax.cli.launch import _FORWARDED
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples" / "multihost"
@@ -84,7 +86,7 @@ def test_machines_of_several_devices_train_as_emulated_workers(tmp_path, environ
 
     options = ["--processes", "2", "--machines", "2", "--out", str(tmp_path / "machines")]
     said, machines = train(["zen", "dense_ordered", "planned"], *options, devices=2)
-    assert "4 workers on 2 processes, 2 machines" in said and "plan for 2 workers" in said
+    assert "4 workers on 2 processes, 2 machines" in said and "plan for 2 hosts with 2 devices each" in said
     assert machines[0] == machines[1] == machines[2]
     _, [emulated] = train(["zen"], "--workers", "4", "--out", str(tmp_path / "emulated"), devices=1)
     np.testing.assert_allclose(machines[0], emulated, 1e-5)
@@ -118,6 +120,11 @@ def wait_for(folder: Path, pattern: str) -> None:
         time.sleep(0.05)
 
 
+def test_ssh_passes_on_what_zen_jax_bench_does():
+    [names] = re.findall(r"^pattern='\^\((.*)\)'$", (FOLDER / "ssh.sh").read_text(), re.MULTILINE)
+    assert {name.removesuffix("$") for name in names.split("|")} == set(_FORWARDED)
+
+
 @pytest.mark.multiprocess
 def test_ssh_reports_a_failure(environment):
     command = ["bash", FOLDER / "ssh.sh", "me@localhost me@localhost", "no.such.module"]
@@ -131,6 +138,11 @@ def test_kubernetes(tmp_path, monkeypatch, capsys):
     pods = job["spec"]["template"]["spec"]
     [container] = pods["containers"]
     count = job["spec"]["completions"]
+    rules = job["spec"]["podFailurePolicy"]["rules"]
+    assert [(rule["action"], rule["onExitCodes"]["values"]) for rule in rules] == [
+        ("FailJob", [2]),
+        ("Ignore", [app.TERMINATED]),
+    ]
     assert job["spec"]["parallelism"] == count and job["spec"]["completionMode"] == "Indexed"
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
     assert service["spec"]["clusterIP"] == "None" and service["metadata"]["name"] == pods["subdomain"]

@@ -94,6 +94,13 @@ def test_units():
             leaf.at(6, 2)
 
 
+def test_columns_are_for_tables():
+    """Vectors are measured by element, as `synchronize` sends them."""
+    gradients = {"table": jnp.ones((2, 1000, 64)), "vector": jnp.ones((2, 400_000))}
+    leaves = zen.profile(gradients, unit=16).leaves
+    assert [list(leaves[name].by_width) for name in gradients] == [[16], [1]]
+
+
 masks = st.lists(st.lists(st.booleans(), min_size=40, max_size=40), min_size=4, max_size=4)
 
 

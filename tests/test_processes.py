@@ -92,6 +92,9 @@ def watched(deeds: list[str], ranks: list[tuple[int, int]], **when: float):
         (r"raise BadInput('two\nlines')", 2, "failed: two\nlines"),
         ("raise RuntimeError('out of paper')", 1, "failed: RuntimeError: out of paper"),
         (f"{UNREAD}; raise RuntimeError('out of paper')", 1, "failed: RuntimeError: out of paper"),
+        ("sys.exit(5)", 5, "failed: exit code 5"),
+        ("sys.exit('no paper')", 1, "failed: no paper"),
+        ("raise KeyboardInterrupt", 130, "failed: interrupted"),
     ],
 )
 def test_one_process_ends_the_others_and_they_name_it(deed, code, message, victim):
@@ -148,7 +151,7 @@ def test_an_abort_by_jax_comes_second():
 
 @pytest.mark.multiprocess
 def test_processes_that_come_late_and_end_at_different_times_end_well():
-    deeds = ["pass", "time.sleep(0.5)", f"time.sleep({1.5 * TIMEOUT})"]
+    deeds = ["sys.exit()", "time.sleep(0.5)", f"time.sleep({1.5 * TIMEOUT}); sys.exit(0)"]
     assert watched(deeds, [(3, index) for index in range(3)], late=1.5 * TIMEOUT) == [(0, "")] * 3
 
 

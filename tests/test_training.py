@@ -107,6 +107,20 @@ def test_keyword_arguments_are_not_split():
     assert_close(actual, jax.value_and_grad(loss)(PARAMS, TOKENS, TARGETS, scale=3.0))
 
 
+def test_scalars_and_keys_are_not_split():
+    """A key, too, is the same for all workers."""
+
+    def masked_loss(params, tokens, targets, scale, key):
+        kept = jax.random.bernoulli(key, 0.5, (8,))
+        return loss(params | {"w": jnp.where(kept, params["w"], 0)}, tokens, targets, scale), kept
+
+    arguments = (PARAMS, TOKENS, TARGETS, jnp.float32(3), jax.random.key(7))
+    (value, kept), gradients = jax.jit(zen.value_and_grad(masked_loss, has_aux=True, mesh=mesh_of()))(*arguments)
+    (expected_value, mask), expected = jax.value_and_grad(masked_loss, has_aux=True)(*arguments)
+    assert_close((value, gradients), (expected_value, expected))
+    np.testing.assert_array_equal(kept, np.tile(mask, (N, 1)))
+
+
 def test_arguments_that_are_no_arrays_stay_what_they_are():
     def loss_of_mode(params, tokens, targets, activation, double, *, train, mode, dtype):
         assert dtype is jnp.float32

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jaxlib
 import numpy as np
-from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from zen_jax._native import backend_info
 from zen_jax._typing import PyTree
@@ -90,8 +90,11 @@ def describe(tree: PyTree) -> dict[str, str]:
         # Static fields of a registered dataclass are no children.
         return jax.tree.map(documented, tree, is_leaf=dataclasses.is_dataclass)
 
-    leaves = jax.tree_util.tree_flatten_with_path(all_documented(tree), is_leaf=lambda leaf: leaf is None)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): _text(leaf) for path, leaf in leaves}
+    described: dict[str, str] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(all_documented(tree), is_leaf=lambda leaf: leaf is None)[0]:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        described[name] = ", ".join(filter(None, [described.get(name), _text(leaf)]))  # "a/b" may also be a key
+    return described
 
 
 def differences(described: list[dict[str, str]]) -> list[str]:
@@ -141,9 +144,17 @@ def _listed(processes: list[int]) -> str:
     return f"process{'es' if len(processes) > 1 else ''} {names}{more}"
 
 
+def gather(mine: np.ndarray) -> np.ndarray:
+    """[...] of this process to [processes, ...] of all, which may have different numbers of devices."""
+    first = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = Mesh([first[process] for process in range(jax.process_count())], "processes")
+    spread, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (["processes"], []))
+    rows = jax.make_array_from_process_local_data(spread, mine[None])
+    return np.asarray(jax.jit(lambda rows: rows, out_shardings=whole)(rows))
+
+
 def _gather(text: bytes) -> list[bytes]:
     """What every process passes, in process order."""
-    sizes = multihost_utils.process_allgather(np.int32(len(text))).reshape(-1)
-    padded = np.frombuffer(text.ljust(int(sizes.max()), b" "), np.uint8)
-    rows = multihost_utils.process_allgather(padded)
+    sizes = gather(np.int32([len(text)]))[:, 0]
+    rows = gather(np.frombuffer(text.ljust(int(sizes.max()), b" "), np.uint8))
     return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]

@@ -24,6 +24,8 @@ def unit_width(shape: tuple[int, ...], unit: Unit, n: int) -> int:
 
     >>> unit_width((1000, 256), "auto", n=8), unit_width((1000, 256), "row", n=8), unit_width((5,), "auto", n=8)
     (32, 256, 1)
+    >>> unit_width((1000, 64), "auto", n=16), unit_width((1000, 8), "auto", n=4)
+    (16, 8)
     """
     check_unit(unit)
     columns = math.prod(shape[1:])

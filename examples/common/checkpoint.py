@@ -1,4 +1,4 @@
-"""Checkpoints of a run with Orbax: resumed with as many workers, it is bitwise the run that was never stopped.
+"""Checkpoints of a run with Orbax: resumed with workers as before, it is bitwise the run that was never stopped.
 
 With a different number of workers, each worker's private state is redistributed: every worker continues with the mean
 of the sparsifiers' states, so that what was still to be sent is sent, and with a fresh carry.
@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils
 
 import zen_jax as zen
 from examples.common.config import Config
-from examples.common.errors import BadInput
+from examples.common.errors import BadInput, may_pass
 from examples.common.loop import KINDS, State
 from examples.common.workers import REPLICATED, Workers
 
@@ -157,10 +157,12 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Inside, any missing or unreadable part of the last checkpoint raises ValueError."""
+        """Inside, any missing or damaged part of the last checkpoint raises ValueError."""
         try:
             yield
         except (ValueError, OSError, KeyError, AttributeError) as error:
+            if may_pass(error):
+                raise
             raise ValueError(
                 f"the checkpoint {self._folder / str(self.last())} is damaged: remove it to continue from the one "
                 f"before, or give another --out ({textwrap.shorten(repr(error), 200)})"

@@ -1,7 +1,11 @@
 """Errors that the user can mend, as distinct from those of the program or its machines."""
 
 import contextlib
+import errno
 from collections.abc import Iterator
+
+# Of storage that comes back, or a machine that is busy.
+_PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 class BadInput(ValueError):
@@ -11,10 +15,17 @@ class BadInput(ValueError):
     """
 
 
+def may_pass(error: Exception) -> bool:
+    """Whether starting again may help, with everything as it is."""
+    return isinstance(error, OSError) and error.errno in _PASSING
+
+
 @contextlib.contextmanager
 def errors_as_bad_input() -> Iterator[None]:
-    """Inside, anything that cannot be used or read raises BadInput."""
+    """Inside, anything that cannot be used or read raises BadInput, unless that may pass."""
     try:
         yield
     except (ValueError, OSError) as error:
+        if may_pass(error):
+            raise
         raise BadInput(str(error)) from error

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from examples.common.errors import may_pass
 from examples.common.loop import State, Step
 
 
@@ -17,6 +18,8 @@ def read(path: Path, steps: int) -> list[Step]:
             rows = [json.loads(line) for line, _ in zip(lines, range(steps), strict=False)]
         done = [Step(**{field.name: row[field.name] for field in dataclasses.fields(Step)}) for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as error:
+        if may_pass(error):
+            raise
         raise ValueError(f"{path} is damaged ({error!r}): give another --out") from error
     if len(done) < steps:
         raise ValueError(f"{path} has {len(done)} steps, but the checkpoint beside it has {steps}: give another --out")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from examples.common.errors import BadInput
+from examples.common.errors import BadInput, may_pass
 
 Dataset = TypeVar("Dataset")
 
@@ -69,7 +69,7 @@ def opened(folder: Path, kind: type[Dataset], options: Mapping[str, Any]) -> tup
         arrays = {name: _mapped(folder / f"{name}.npy", *of_array) for name, of_array in about["arrays"].items()}
         return _built(kind, arrays | about["values"]), about["digest"]
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, BadInput):
+        if isinstance(error, BadInput) or may_pass(error):
             raise
         raise BadInput(f"{folder} is damaged: {error}. Prepare the data again.") from error
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from examples.common.errors import BadInput
+from examples.common.errors import BadInput, may_pass
 
 EOS, UNK = "<eos>", "<unk>"
 _MAX_BYTES = 64 << 20  # read at most from the standard library
@@ -118,6 +118,8 @@ def _text_files(root: Path) -> list[Path]:
     try:
         return sorted(filter(wanted, root.rglob("*")), key=lambda path: path.relative_to(root).as_posix())
     except OSError as error:
+        if may_pass(error):
+            raise
         raise BadInput(f"cannot list {root}: {error.strerror}") from error
 
 
@@ -133,6 +135,8 @@ def read(path: Path, errors: str = "strict") -> str:
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is not UTF-8 text: byte 0x{error.object[error.start]:02x} at {error.start}") from error
     except (OSError, EOFError, zlib.error) as error:
+        if may_pass(error):
+            raise
         raise BadInput(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 

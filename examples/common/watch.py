@@ -64,6 +64,8 @@ class _Peer:
 class Watch:
     """Inside the `with` block the processes watch each other; an exception that leaves it ends them all.
 
+    `sys.exit` with another code than 0 is one, too.
+
     Args:
       rank: this process.
       timeout: seconds of silence after which a process counts as stuck.
@@ -96,10 +98,13 @@ class Watch:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
-        if error is None:
+        if error is None or (isinstance(error, SystemExit) and not error.code):
             for peer in self._peers:
                 peer.send("done")
             return
+        if isinstance(error, SystemExit):
+            status = isinstance(error.code, int)
+            self._fail(error.code if status else _FAILED, f"exit code {error.code}" if status else str(error.code))
         if not isinstance(error, Exception):
             self._fail(_INTERRUPTED, "interrupted")
         time.sleep(_VERDICT)  # Collectives and checkpoints fail when another process dies: wait to learn which one.

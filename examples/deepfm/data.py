@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from examples.common.errors import BadInput
+from examples.common.errors import BadInput, may_pass
 from examples.common.synthetic import zipf
 
 _TRAIN, _VALID = 0, 1  # in `split`
@@ -73,6 +73,8 @@ def _read(path: Path) -> Dataset:
             _check("label", labels, (labels == 0) | (labels == 1), "0 or 1")
             fields = [_whole(f"f_{name}", data[f"f_{name}"]) for name in names]
     except OSError as error:
+        if may_pass(error):
+            raise
         raise BadInput(f"{expected}, which cannot be read: {error.strerror or error}") from error
     except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise BadInput(f"{expected}, with label, split, field_names, cardinality and f_<field>: {error}") from error

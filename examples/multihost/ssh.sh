@@ -7,7 +7,8 @@ module=$2
 shift 2
 coordinator=${hosts[0]#*@}:${PORT:-7700}
 forwarded=()  # environment variables that ssh would drop
-for name in $(compgen -e | grep -E '^(JAX_|XLA_|ZEN_JAX_|NCCL_|PYTHONPATH$)'); do forwarded+=("$name=${!name}"); done
+pattern='^(JAX_|XLA_|ZEN_JAX_|NCCL_|CUDA_VISIBLE_DEVICES$|PYTHONPATH$|LD_PRELOAD$|GLIBC_TUNABLES$|MALLOC_|TCMALLOC_)'
+for name in $(compgen -e | grep -E "$pattern"); do forwarded+=("$name=${!name}"); done
 processes=()
 trap 'kill "${processes[@]}" 2>/dev/null || true' EXIT  # background jobs ignore Ctrl-C
 for index in "${!hosts[@]}"; do

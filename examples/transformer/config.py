@@ -27,7 +27,10 @@ class Config(config.Config):
     out: Path = option(Path("runs/transformer"), "where results and checkpoints go")
 
     def fixed(self, steps: int) -> dict[str, Any]:
-        """Not how long a warm-up was that is over, nor whether lists are used, which change no bit."""
+        """Not how long a warm-up was that is over, nor whether lists are used, which change no bit.
+
+        Shares of a schedule are float32: after it, a number may send one element fewer of some large array.
+        """
         fixed = super().fixed(steps) | {"warmup": self.warmup if steps < self.warmup else 0}
         del fixed["compact"]
         return fixed

@@ -28,6 +28,8 @@ def compressed_language_modelling(config: Config, corpus: text.Corpus) -> Task:
         raise ValueError(f"--dim {config.dim} must be a multiple of --heads {config.heads}")
     if config.density > 1:
         raise ValueError(f"--density {config.density} must be at most 1")
+    if config.density == 1 and (config.compact or config.warmup):
+        raise ValueError("--density 1 trains without DGC: leave out --compact and --warmup, or give a lower density")
     if config.compact and config.warmup:
         raise ValueError(
             f"--compact has room only for --density; leave it out with --warmup {config.warmup}, and add it when you "

@@ -86,11 +86,13 @@ void aggregate_for_others(const AggregateEncodeProblem& p, const int32_t* positi
   context.parallel.run(p.batch * ranges, [&](int64_t task) {
     const KeepSubnormals keep;
     const int64_t b = task / ranges, r = task % ranges;
+    const Range range = range_of(r, ranges, p.size, kBitsPerWord);
+    if (range.begin == range.end) return;  // blocks of sums are of several units, however wide
     const uint32_t* const item = words + b * p.n * stride;
     T* const out = units + b * p.n * p.room * p.width;
     int64_t* const next = &before[(b * (ranges + 1) + r) * p.n];
     BlockSummer<T> summer(p, Inbox<T>{positions, values, counts}.item(p, b), divisor, kBitsPerWord);
-    summer.sum(range_of(r, ranges, p.size, kBitsPerWord), [&](int64_t first, int64_t in_block, T* block) {
+    summer.sum(range, [&](int64_t first, int64_t in_block, T* block) {
       for (int64_t word = first / kBitsPerWord; word < bitmap_words(first + in_block); ++word) {
         uint32_t left = 0;  // one worker or another gets every unit that was sent
         for (int64_t worker = 0; worker < p.n; ++worker) left |= item[worker * stride + word];

@@ -14,7 +14,11 @@ from typing import IO
 
 LOCAL = "localhost"  # started without ssh
 _PORT = 7700
-_FORWARDED = ("JAX_", "XLA_", "ZEN_JAX_", "NCCL_", "PYTHONPATH")  # environment variables that ssh would drop
+# Environment variables that ssh would drop.
+_FORWARDED = (
+    *("JAX_", "XLA_", "ZEN_JAX_", "NCCL_", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"),
+    *("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_", "TCMALLOC_"),
+)
 _LAST_WORDS = 2.0  # seconds for process 0 to say why, once another has failed
 _GRACE = 10.0  # seconds for processes to end
 
@@ -22,7 +26,7 @@ _GRACE = 10.0  # seconds for processes to end
 def host_names(word: str) -> tuple[str, ...]:
     """The type of an option: hosts as ssh takes them, comma-separated."""
     names = tuple(word.split(","))
-    if not all(name and not name.startswith("-") and len(name.split()) == 1 for name in names):
+    if not all(name.split() == [name] and not name.startswith("-") for name in names):
         raise argparse.ArgumentTypeError(f"{word!r} must be hosts separated by commas, such as host1,host2")
     return names
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 FIGURES = (".png", ".pdf", ".svg")
 STDOUT = "-"
+_RANKS = ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID")  # as launchers give them
 
 
 class Result(NamedTuple):
@@ -46,7 +47,8 @@ def check_files(options: argparse.Namespace) -> None:
         return [file for some in given if some for file in (some if isinstance(some, list) else [some])]
 
     taken = dict.fromkeys((Path(file).resolve() for file in files("gradients", "profile", "cluster")), "also an input")
-    is_first = not (getattr(options, "launch_index", None) or getattr(options, "process_id", None))
+    ranks = (*(getattr(options, name, None) for name in ("launch_index", "process_id")), *map(os.environ.get, _RANKS))
+    is_first = all(rank in (None, 0, "0") for rank in ranks)
     for file in files("json", "plot", "save_cluster"):
         if file == STDOUT:
             continue

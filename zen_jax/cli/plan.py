@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> output.Result:
     profile = shared.profile(options)
     cluster = shared.cluster(options, profile)
     sent = messages(profile, cluster, candidate_schemes(options.schemes))
-    plan, estimate = plan_of(sent, profile), zen.estimate(profile, cluster)
+    plan, estimate = plan_of(sent, profile, cluster), zen.estimate(profile, cluster)
     rows = [_Row(message, profile, cluster, estimate) for message in sent]
     return output.Result(
         f"{plan}\n{_gain(rows, estimate)}", plan.to_json(), lambda figure: _draw(rows, estimate, figure)

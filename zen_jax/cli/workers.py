@@ -8,14 +8,15 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from zen_jax import agreement
 from zen_jax._typing import Array, PyTree
 
 AXIS = "data"
-# What jax.distributed looks for. A batch script of Slurm is no step, and Open MPI 5 sets none of these.
-_LAUNCHERS = ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri")
+# What jax.distributed looks for, and how many processes there are. A batch script of Slurm is no step, and Open MPI 5
+# sets none of these.
+_LAUNCHERS = {"SLURM_STEP_NODELIST": "SLURM_NTASKS", "OMPI_MCA_orte_hnp_uri": "OMPI_COMM_WORLD_SIZE"}
 _INTERFACES = Path("/sys/class/net")  # Linux's
 _PATIENCE = 30  # seconds that the others have to end once this process does
 
@@ -31,7 +32,7 @@ class Place(NamedTuple):
 def find_place(
     coordinator: str | None, num_processes: int | None, process_id: int | None, *, alone: bool
 ) -> Place | None:
-    """The place given by the options, or by a launcher unless `alone`; None for a process by itself.
+    """The place given by the options, or by a launcher of several unless `alone`; None for a process by itself.
 
     Raises:
       ValueError: for some options without the others, an index out of range, a coordinator that is not HOST:PORT, or
@@ -41,7 +42,7 @@ def find_place(
     if place == (None, None, None):
         if alone:
             return None
-        if any(name in os.environ for name in _LAUNCHERS):
+        if any(name in os.environ and os.environ.get(count) != "1" for name, count in _LAUNCHERS.items()):
             return place
         if int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1)) > 1:
             raise ValueError(
@@ -133,5 +134,5 @@ def received_bytes(interface: str) -> int:
 def gather(numbers: np.ndarray) -> np.ndarray:
     """Gathers float64 [...] of this process into [processes, ...] of all; no process goes on before all arrive."""
     # As bits, because JAX would round float64 to float32.
-    bits = multihost_utils.process_allgather(np.asarray(numbers, np.float64).reshape(-1).view(np.uint32))
-    return np.asarray(bits).reshape(jax.process_count(), -1).view(np.float64).reshape(-1, *np.shape(numbers))
+    bits = agreement.gather(np.asarray(numbers, np.float64).reshape(-1).view(np.uint32))
+    return bits.view(np.float64).reshape(-1, *np.shape(numbers))

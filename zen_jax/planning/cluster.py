@@ -123,10 +123,9 @@ class Cluster(JsonDocument):
         own = self.hosts, self.devices_per_host
         fits = n in (self.workers, self.hosts) if devices == 1 else (n, devices) == own
         if not fits:
-            counted = f"{n} workers" if devices == 1 else f"{n} hosts with {devices} devices each"
             raise ValueError(
-                f"{whose} {counted}, but the cluster has {own[0]} hosts with {own[1]} devices each. Give a cluster "
-                "with that many devices, or hosts."
+                f"{whose} {counted(n, devices)}, but the cluster has {own[0]} hosts with {own[1]} devices each. Give a "
+                "cluster with that many devices, or hosts."
             )
 
     def seconds(self, collective: str, nbytes: float, n: int, distance: int | None = None) -> float:
@@ -139,7 +138,7 @@ class Cluster(JsonDocument):
         steps = collective_steps(collective, n)
         if collective in self.collectives:
             link = self.collectives[collective]
-            return steps * link.latency_us * 1e-6 + _transfer(nbytes / self._devices_of_worker(n), link.gbps)
+            return steps * link.latency_us * 1e-6 + _transfer(nbytes / self.devices_of_worker(n), link.gbps)
         inside = self.intra_gbps or self.inter_gbps
         devices = self.devices_per_host if n == self.workers else 1
         outside_share = (n - devices) / max(1, n - 1)
@@ -168,18 +167,27 @@ class Cluster(JsonDocument):
     def seconds_computing(self, kernel: str, dense: float, nonzero: float, n: int) -> float:
         """Time of one kernel on a tensor of `dense` and `nonzero` bytes (see `KernelCost`); 0 if not measured."""
         cost = self.kernels.get(kernel, KernelCost(0.0, 0.0))
-        return (cost.dense * dense + cost.nonzero * nonzero) / self._devices_of_worker(n)
+        return (cost.dense * dense + cost.nonzero * nonzero) / self.devices_of_worker(n)
 
-    def _devices_of_worker(self, n: int) -> int:
+    def devices_of_worker(self, n: int) -> int:
         """Devices that share a worker's tensor: all of a machine's if the workers are machines."""
         return 1 if n == self.workers else self.devices_per_host
 
     def fastest_gbps(self, n: int) -> float:
         """The highest rate at which one of n workers can receive, for lower bounds."""
-        rates = [link.gbps * self._devices_of_worker(n) for link in self.collectives.values()]
+        rates = [link.gbps * self.devices_of_worker(n) for link in self.collectives.values()]
         if len(rates) < len(COLLECTIVES):
             rates.append(self.inter_gbps if self.hosts > 1 else self.intra_gbps or self.inter_gbps)
         return max(rates)
+
+
+def counted(n: int, devices: int) -> str:
+    """How messages name n workers or, if `devices` is above 1, hosts.
+
+    >>> counted(8, 1), counted(2, 4)
+    ('8 workers', '2 hosts with 4 devices each')
+    """
+    return f"{n} workers" if devices == 1 else f"{n} hosts with {devices} devices each"
 
 
 def even_hosts(workers: int, processes: int) -> tuple[int, int]:

@@ -170,12 +170,12 @@ def _on_servers(
     most = size if most is None else most
     rooms = (most, min(size, n * most))
     capacity = tuple(planned_capacity(count, room) for count, room in zip(fullest, rooms, strict=True))
-    pushed = push_bytes(push_format, pull, capacity[0])
+    pushed = push_bytes(push_format, pull, capacity[0]) - COUNT_BYTES
     body = pull.body_bytes(capacity[1])
     gathered = [pull.header_bytes + body] if pull.joins_header else [pull.header_bytes, body]
     exchanges = (
         Exchange("all_gather", (n - 1) * COUNT_BYTES),
-        Exchange("all_to_all", (n - 1) * (pushed - COUNT_BYTES)),
+        Exchange("all_to_all", (n - 1) * pushed),
         *(Exchange("all_to_all" if others else "all_gather", (n - 1) * nbytes) for nbytes in gathered),
     )
     whole, unit_bytes = leaf.nbytes, unit.width * pull.dtype.itemsize
@@ -200,7 +200,9 @@ def _on_servers(
         "dense": (Work("decode", whole, whole),),
     }
     served = summing_and_encoding.get((push_format, pull_format)) or summing[push_format] + encoding[pull_format]
-    copied = Work("copy", 2 * n * (pushed + body), 0)
+    # Everyone packs and unpacks n messages, but only one if all get the same, and none of whole shards.
+    pulled = 2 * n if others else n + 1 if pull.joins_header else 0
+    copied = Work("copy", 2 * n * pushed + pulled * body, 0)
     work = (Work("partition", whole, sent), *served, *decoding[pull_format], copied)
     return Candidate(scheme, unit.width, capacity, exchanges, work, push_format, pull_format)
 
@@ -224,22 +226,18 @@ def _agsparse(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
     top = agsparse.sparse_limit(unit.units, unit.width, dtype, n)
     capacity = planned_capacity(unit.partial_sums[0], max(1, top))
     agreeing = Exchange("all_gather", (n - 1) * WORD_BYTES)
+    listing = Work("partition", leaf.nbytes, unit.nonzero * unit.width * dtype.itemsize)
     counting = Work("partition", leaf.nbytes, 0)  # counts the non-zero units of the sum, for Info
     if unit.partial_sums[0] > top:
         ordered = next(_dense(leaf, n))
         exchanges, work = ordered.exchanges, ordered.work
-        if top > 0:  # it agrees on the sizes before it goes dense
-            exchanges, work = (agreeing, *exchanges), (*work, counting)
+        if top > 0:  # it lists units and agrees on the sizes before it goes dense
+            exchanges, work = (agreeing, *exchanges), (listing, *work, counting)
         return Candidate("agsparse", unit.width, (capacity,), exchanges, work)
     message = coo.message_bytes(capacity, unit.width, dtype)
     exchanges = (agreeing, Exchange("all_gather", (n - 1) * message))
-    sent = unit.nonzero * unit.width * dtype.itemsize
-    work = (
-        Work("partition", leaf.nbytes, sent),
-        Work("aggregate", leaf.nbytes, n * sent),
-        Work("copy", 2 * n * message, 0),
-        counting,
-    )
+    summing, copied = Work("aggregate", leaf.nbytes, n * listing.nonzero), Work("copy", (n + 1) * message, 0)
+    work = (listing, summing, copied, counting)
     return Candidate("agsparse", unit.width, (capacity,), exchanges, work)
 
 
@@ -262,7 +260,11 @@ def _sparcml(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
         between = Exchange("permute" if stage.kind == "double" else "send", message, abs(source - target))
         exchanges += [Exchange("all_gather", (n - 1) * WORD_BYTES), between]
         held = count * unit_bytes
-        work += [Work("partition", whole, held), Work("aggregate", whole, 2 * held), Work("copy", 4 * message, 0)]
+        work.append(Work("partition", whole, held))
+        if dense:
+            work.append(Work("sum", 2 * whole, 0))
+        else:
+            work += [Work("aggregate", whole, 2 * held), Work("copy", 4 * message, 0)]
         dense = dense or 2 * count >= dense_threshold
     work.append(Work("partition", leaf.nbytes, 0))  # counts the non-zero units of the sum, for Info
     return Candidate("sparcml", unit.width, tuple(capacities), tuple(exchanges), tuple(work))

@@ -17,11 +17,13 @@ from zen_jax.units import unit_width
 def candidate_widths(shape: tuple[int, ...], n: int, unit: Unit | None = None) -> tuple[int, ...]:
     """Widths at which a leaf is measured, widest first, except those with 2**31 units or more, which kernels refuse.
 
+    With a unit only its width; for vectors, which have no columns to put together, that of elements.
+
     >>> candidate_widths((1000, 512), n=4), candidate_widths((1000,), n=4), candidate_widths((1000, 512), 4, "row")
     ((512, 256, 128, 1), (256, 1), (512,))
     """
     if unit is not None:
-        return (unit_width(shape, unit, n),)
+        return (unit_width(shape, unit if len(shape) > 1 else "element", n),)
     columns, narrowest = max(1, math.prod(shape[1:])), unit_width(shape, "auto", n)
     halvings = [columns >> k for k in range(columns.bit_length()) if columns % (1 << k) == 0]
     widths = {BLOCK, 1, narrowest, *(m for m in halvings if m >= narrowest)}
@@ -76,7 +78,7 @@ def _unit_profile(elements: int, width: int, counts: Counts, devices: int) -> Un
     contiguous = np.ceil(of_all([counts.contiguous_push, counts.contiguous_pull], np.asarray([1, n]), np.max))
     fullest = [counts.push, counts.pull]
     if sampled:
-        fullest = [devices * fullest_bin(balls / (n * devices)) for balls in (touched.max(), unions[-1])]
+        fullest = [fullest_hashed(units, n, devices) for units in (touched.max(), unions[-1])]
     push, pull, contiguous_push, contiguous_pull = (min(int(most), range_size) for most in (*fullest, *contiguous))
     first, second = np.triu_indices(n, 1)
     smaller = np.minimum(seen[first], seen[second])
@@ -98,13 +100,16 @@ def _unit_profile(elements: int, width: int, counts: Counts, devices: int) -> Un
     )
 
 
-def fullest_bin(mean: float) -> int:
-    """Most balls in any bin of a universal hash with a mean of `mean` per bin: Theorem 2's mu + 6 sqrt(mu).
+def fullest_hashed(touched: float, n: int, devices: int = 1) -> int:
+    """The most of the units touched that one of n hashed servers owns; of hosts, `devices` times a device's most.
 
-    >>> fullest_bin(0.0), fullest_bin(100.0), fullest_bin(1e6)
-    (0, 160, 1006000)
+    Theorem 2: of bins with a mean of mu, the fullest holds mu + 6 sqrt(mu).
+
+    >>> fullest_hashed(0.0, 8), fullest_hashed(800.0, 8), fullest_hashed(800.0, 8, devices=2)
+    (0, 160, 186)
     """
-    return math.ceil(mean + 6 * math.sqrt(mean))
+    mean = touched / (n * devices)
+    return devices * math.ceil(mean + 6 * math.sqrt(mean))
 
 
 def _mean_unions(sharers: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from zen_jax import errors
 from zen_jax._typing import Array
 from zen_jax.buckets import BUCKET_BYTES
-from zen_jax.planning.cluster import Cluster
+from zen_jax.planning.cluster import Cluster, counted
 from zen_jax.planning.costs import Candidate, Route
 from zen_jax.planning.documents import JsonDocument, each_entry
 from zen_jax.planning.messages import Message, messages
@@ -79,6 +79,8 @@ class LeafPlan(Route):
 class Plan(JsonDocument):
     """Plans for a tree's leaves by name, for n workers and a hash seed. `str(plan)` is a table.
 
+    If `devices_per_host` is above 1, the n are hosts, whose devices add up their gradients first (`intra_axis`).
+
     Leaves with row-sparse gradients need no plan: they are sent as they are. A tree that is synchronised in parts
     (`optax.partition`) has one plan, in which each part finds its own leaves; of a bucket, too, it sends those that it
     has, with their capacities added up.
@@ -98,9 +100,11 @@ class Plan(JsonDocument):
     n: int
     leaves: dict[str, LeafPlan] = field(hash=False)
     seed: int = 0
+    devices_per_host: int = 1
 
     def __post_init__(self) -> None:
         errors.check_workers(self.n)
+        errors.check_workers(self.devices_per_host, "devices_per_host")
         errors.check_seed(self.seed)
         errors.check_entries("leaves", self.leaves, LeafPlan)
         kinds: dict[int, dict[str, Any]] = {}
@@ -113,14 +117,17 @@ class Plan(JsonDocument):
                     "bucket."
                 )
 
-    def check(self, named: list[tuple[str, Array]], n: int | None) -> None:
-        """Raises a ValueError that says what differs if this is a plan for another tree or n.
+    def check(self, named: list[tuple[str, Array]], n: int | None, devices: int = 1) -> None:
+        """Raises a ValueError that says what differs if this is a plan for another tree, n or devices of a host.
 
         The leaves may be only part of the tree. If n is None, they are parameters, which tell only their names:
         gradients may have another dtype and, under tensor parallelism inside shard_map, the shape of a shard.
         """
-        if n is not None and n != self.n:
-            raise ValueError(f"plan is for {self.n} workers, but the axis has {n}. Make a plan for {n} workers.")
+        if n is not None and (n, devices) != (self.n, self.devices_per_host):
+            here = counted(n, devices)
+            raise ValueError(
+                f"plan is for {counted(self.n, self.devices_per_host)}, but there are {here}. Make a plan for {here}."
+            )
         lacking = [name for name, leaf in named if name not in self.leaves and not is_row_sparse(leaf)]
         # Row-sparse gradients need no plan. Parameters do not tell which gradients are row-sparse, but hardly all are.
         if lacking and (n is not None or (self.leaves and len(lacking) == len(named))):
@@ -142,7 +149,7 @@ class Plan(JsonDocument):
     @classmethod
     def _from_json(cls, document: Mapping[str, Any]) -> Self:
         leaves = each_entry("leaves", document["leaves"], lambda leaf: LeafPlan(**leaf))
-        return cls(document["n"], leaves, document["seed"])
+        return cls(document["n"], leaves, document["seed"], document["devices_per_host"])
 
     def __str__(self) -> str:
         rows = [("leaf", "shape", "dtype", "scheme", "unit", "formats", "capacity", "bucket")]
@@ -153,7 +160,7 @@ class Plan(JsonDocument):
                 how = (str(leaf.unit), formats, ", ".join(map(str, leaf.capacity)))
             bucket = "" if leaf.bucket is None else str(leaf.bucket)
             rows.append((name, str(leaf.shape), leaf.dtype, leaf.scheme, *how, bucket))
-        return f"plan for {self.n} workers\n{table(rows)}"
+        return f"plan for {counted(self.n, self.devices_per_host)}\n{table(rows)}"
 
 
 def plan(
@@ -199,10 +206,10 @@ def plan(
     Source: ZEN (OSDI 2025), section 3: the scheme by comparing Equations 1 and 2.
     """
     errors.check_at_least("bucket_bytes", bucket_bytes, 1)
-    return plan_of(messages(profile, cluster, candidate_schemes(schemes), bucket_bytes), profile)
+    return plan_of(messages(profile, cluster, candidate_schemes(schemes), bucket_bytes), profile, cluster)
 
 
-def plan_of(sent: Sequence[Message], profile: SparsityProfile) -> Plan:
+def plan_of(sent: Sequence[Message], profile: SparsityProfile, cluster: Cluster) -> Plan:
     """The plan that sends a profile's leaves in these messages."""
     chosen, fused = {}, itertools.count()
     for message in sent:
@@ -211,7 +218,8 @@ def plan_of(sent: Sequence[Message], profile: SparsityProfile) -> Plan:
         for name, leaf, capacity in zip(message.leaves, leaves, _capacities(candidate, leaves), strict=True):
             options = candidate.options | {"capacity": capacity}
             chosen[name] = LeafPlan(leaf.shape, leaf.dtype, **options, bucket=bucket)
-    return Plan(profile.n, {name: chosen[name] for name in profile.leaves}, profile.seed)
+    leaves = {name: chosen[name] for name in profile.leaves}
+    return Plan(profile.n, leaves, profile.seed, cluster.devices_of_worker(profile.n))
 
 
 def _capacities(candidate: Candidate, leaves: Sequence[LeafProfile]) -> list[tuple[int, ...] | None]:

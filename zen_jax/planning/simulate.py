@@ -11,7 +11,7 @@ import numpy as np
 from zen_jax import errors
 from zen_jax.planning.cluster import Cluster
 from zen_jax.planning.estimate import Cost, Estimate, estimate, profiled_workers, total_cost
-from zen_jax.planning.leaf_profile import fullest_bin
+from zen_jax.planning.leaf_profile import fullest_hashed
 from zen_jax.planning.plan import WORKER_ORDER_SCHEMES, candidate_schemes
 from zen_jax.planning.sparsity import SparsityProfile, UnitProfile
 from zen_jax.planning.table import table
@@ -145,14 +145,15 @@ def extrapolate(profile: SparsityProfile, n: int) -> SparsityProfile:
     """The profile that n workers would likely have."""
     if n == profile.n:
         return profile
+    devices = profile.devices_per_host
     leaves = {
-        name: replace(leaf, by_width={width: _extrapolate_unit(unit, n) for width, unit in leaf.by_width.items()})
+        name: replace(leaf, by_width={w: _extrapolate_unit(u, n, devices) for w, u in leaf.by_width.items()})
         for name, leaf in profile.leaves.items()
     }
     return replace(profile, n=n, leaves=leaves)
 
 
-def _extrapolate_unit(unit: UnitProfile, n: int) -> UnitProfile:
+def _extrapolate_unit(unit: UnitProfile, n: int, devices: int) -> UnitProfile:
     measured, size = len(unit.unions), -(-unit.units // n)
     unions = _unions(unit, n)
     fullest_worker = unit.partial_sums[0]
@@ -166,8 +167,8 @@ def _extrapolate_unit(unit: UnitProfile, n: int) -> UnitProfile:
         unions=tuple(map(float, unions)),
         partition_skewness={**unit.partition_skewness, n: skew},
         partial_sums=tuple(math.ceil(min(unit.units, uneven * unions[k - 1])) for k in sizes),
-        push=min(size, fullest_bin(fullest_worker / n)),
-        pull=min(size, fullest_bin(unions[-1] / n)),
+        push=min(size, fullest_hashed(fullest_worker, n, devices)),
+        pull=min(size, fullest_hashed(unions[-1], n, devices)),
         contiguous_push=min(size, math.ceil(fullest_worker * skew / n)),
         contiguous_pull=min(size, math.ceil(unions[-1] * min(n, max(1.0, skew * pull_skew)) / n)),
     )

@@ -11,6 +11,7 @@ import numpy as np
 from zen_jax import errors
 from zen_jax._typing import Unit
 from zen_jax.buckets import DENSE_BELOW
+from zen_jax.planning.cluster import counted
 from zen_jax.planning.documents import JsonDocument, as_object, as_tuple, each_entry
 from zen_jax.planning.table import table
 from zen_jax.units import unit_width
@@ -180,8 +181,7 @@ class SparsityProfile(JsonDocument):
                 rows.append((name, str(leaf.shape), str(width), *cells))
         unmeasured = sum(not leaf.by_width for leaf in self.leaves.values())
         note = f", {unmeasured} small leaves left out" if unmeasured else ""
-        who = "workers" if self.devices_per_host == 1 else f"hosts with {self.devices_per_host} devices each"
-        return f"profile of {self.n} {who}, {self.steps} step(s){note}\n{table(rows)}"
+        return f"profile of {counted(self.n, self.devices_per_host)}, {self.steps} step(s){note}\n{table(rows)}"
 
 
 def _leaf_from_json(leaf: Mapping[str, Any]) -> LeafProfile:

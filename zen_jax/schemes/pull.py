@@ -51,11 +51,6 @@ class PullFormat(ABC):
     dtype: jnp.dtype
 
     @property
-    def smallest_room(self) -> int:
-        """The fewest units that a message has room for."""
-        return 1
-
-    @property
     def joins_header(self) -> bool:
         """Whether units are sent as words, which may go along with a header."""
         return True
@@ -204,10 +199,6 @@ class Coo(PullFormat):
 
 class Dense(PullFormat):
     """The whole shard, zeros included, as it is."""
-
-    @property
-    def smallest_room(self) -> int:
-        return self.partitioning.size
 
     @property
     def joins_header(self) -> bool:

@@ -144,11 +144,11 @@ def _exchange_sparse(
     partitioning, width, dtype = pull.partitioning, pull.width, pull.dtype
     n, size, unit_bytes = partitioning.n, partitioning.size, width * dtype.itemsize
     push_rungs = ladder(top, options.planned_capacity(0), unit_bytes)
-    pull_rungs = ladder(min(size, n * top), options.planned_capacity(1), unit_bytes)
-    pull_rungs = tuple(sorted({max(capacity, pull.smallest_room) for capacity in pull_rungs}))
+    planned_pull = options.planned_capacity(1) if pull.joins_header else None
+    pull_rungs = ladder(min(size, n * top), planned_pull, unit_bytes) if pull.joins_header else (size,)
 
     # What is expected goes along with the header; only what exceeds it needs a message of its own.
-    expected = options.planned_capacity(1) or len(pull_rungs) == 1
+    expected = planned_pull or len(pull_rungs) == 1
     with_header = pull_rungs[0] if expected and pull.joins_header else 0
 
     def push_with(capacity: int, *buckets: Array) -> Outgoing:
@@ -179,8 +179,7 @@ def _exchange_sparse(
     pushed_bytes = [push_bytes(options.push_format, pull, c) for c in push_rungs]
     parts = [[part for part in (with_header, c - with_header) if part] for c in pull_rungs]
     pulled_bytes = [pull.header_bytes + sum(map(pull.body_bytes, part)) for part in parts]
-    planned_room = max(options.planned_capacity(1), pull.smallest_room) if options.planned_capacity(1) else None
-    stats = stats | {"rounds": jnp.maximum(stats["rounds"], rounds(fullest_pull, planned_room))}
+    stats = stats | {"rounds": jnp.maximum(stats["rounds"], rounds(fullest_pull, planned_pull))}
     moved = (pushed_bytes, push_rung), (pulled_bytes, pull_rung)
     return reduced, exchange_info(reduced.shape, dtype, in_shards, *moved, stats)
 

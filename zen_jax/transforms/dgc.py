@@ -126,8 +126,6 @@ def dgc(
                 velocity = velocity.dtype.type(momentum) * velocity + gradient
                 sent, residual = split(residual + velocity, jnp.ones_like(velocity, bool), update.dtype)
                 return sent, jnp.where(jnp.isfinite(velocity), velocity, jnp.zeros_like(velocity)), residual
-            if not update.size:
-                return update, velocity, residual
             sent, residual, velocity = feedback.send(
                 update,
                 residual,

@@ -69,6 +69,8 @@ def dense_leaves(updates: PyTree) -> list[tuple[str, Array]]:
 def map_leaves(fun: Callable[..., tuple], updates: PyTree, *states: PyTree) -> tuple[PyTree, ...]:
     """Maps fun(name, update, *state) -> results over all leaves; returns a tree like the updates for each result.
 
+    Empty leaves and their states are passed through.
+
     Refuses what `synchronize` would: what is sent varies over the axes of the state, and is whole, whatever the update.
     """
     treedef, leaves, results = jax.tree.structure(updates), dense_leaves(updates), []
@@ -94,7 +96,7 @@ def map_leaves(fun: Callable[..., tuple], updates: PyTree, *states: PyTree) -> t
                     f"{name} has dtype {leaf.dtype}, but the state was made for parameters of another: {held.dtype}. "
                     "Call init with parameters of the updates' dtype."
                 )
-        results.append(fun(name, leaf, *state))
+        results.append(fun(name, leaf, *state) if leaf.size else (leaf, *state))
     return tuple(map(treedef.unflatten, zip(*results, strict=True))) if results else (updates, *states)
 
 

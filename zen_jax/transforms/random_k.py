@@ -58,8 +58,6 @@ def random_k(density: float, seed: int = 0) -> optax.GradientTransformationExtra
         feedback.check_state(state, RandomKState)
 
         def leaf(name: str, update: Array, residual: Array) -> tuple[Array, Array]:
-            if not update.size:
-                return update, residual
             k = feedback.num_to_send(density, update.size)
             return send_drawn(update, residual, k, murmur3(state.count, zlib.crc32(name.encode(), seed)))
 

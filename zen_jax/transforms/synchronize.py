@@ -109,16 +109,15 @@ def synchronize(
     reduce = partial(all_reduce, axis_name=axis_name, op=op, seed=seed, intra_axis=intra_axis, return_info=True)
     reduce_tables = partial(reduce_rows, axis_name=axes, options=registry.ReduceOptions(op, seed=seed))
 
-    def check(named: list[tuple[str, Leaf]], n: int | None) -> None:
+    def check(named: list[tuple[str, Leaf]], n: int | None, devices: int = 1) -> None:
         for name, leaf in named:
             errors.check_float(name, leaf.dtype)
         if isinstance(plan, Plan):
-            plan.check(named, n)
+            plan.check(named, n, devices)
 
     def check_gradients(named: list[tuple[str, Leaf]]) -> None:
-        check(named, _axis.axis_size(axis_name))
-        if intra_axis is not None:
-            _axis.axis_size(intra_axis, "intra_axis")
+        n = _axis.axis_size(axis_name)
+        check(named, n, 1 if intra_axis is None else _axis.axis_size(intra_axis, "intra_axis"))
         _axis.check_not_cached(axes)
         for name, leaf in named:
             _axis.check_not_reduced(name, values_of(leaf), axes)

@@ -50,8 +50,6 @@ def top_k(density: float, *, compact: bool = False) -> optax.GradientTransformat
     density = feedback.check_density(density)
 
     def leaf(_: str, update: Array, residual: Array) -> tuple[Array | SparseGradient, Array]:
-        if not update.size:
-            return update, residual
         k = feedback.num_to_send(density, update.size)
         return feedback.send(update, residual, k, k, compact=compact)[:2]
 
