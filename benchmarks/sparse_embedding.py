@@ -4,9 +4,10 @@
 
 The row-sparse step is timed on tables of two sizes, alone and with emulated workers that synchronise (all in one
 process under vmap, so the "network" is memory), and beside a step that uses JAX's dense gradient. Every case runs in
-its own process. The growth of its peak memory after compiling is a lower bound for a step's memory, because a step
-reuses what compiling has freed; XLA's plan for temporaries is shown beside it. Huge pages are requested, because random
-rows of a table of gigabytes otherwise cost a page walk each; `--small-pages` leaves them out.
+processes of its own. The one that is timed keeps the memory that it frees. In another the growth of the peak memory
+after compiling is a lower bound for a step's memory, because a step reuses what compiling has freed; XLA's plan for
+temporaries is shown beside it. Huge pages are requested, because random rows of a table of gigabytes otherwise cost a
+page walk each; `--small-pages` leaves them out.
 """
 
 import argparse
@@ -27,7 +28,7 @@ import optax
 
 import zen_jax as zen
 from benchmarks import measure
-from benchmarks.processes import run_main
+from benchmarks.processes import KEEP_FREED_MEMORY, run_main
 from zen_jax.cli.options import at_least
 
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -100,14 +101,19 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def in_own_process(options: argparse.Namespace, **case: Any) -> dict[str, Any]:
+def in_own_process(environment: dict[str, str], **case: Any) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.sparse_embedding", "--case", json.dumps(case)]
-    pages = {} if options.small_pages else HUGE_PAGES
-    finished = subprocess.run(command, capture_output=True, text=True, env=os.environ | pages)
+    finished = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     if finished.returncode:
         raise SystemExit(f"{case} failed with exit code {finished.returncode}:\n{finished.stderr[-2000:]}")
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+def measured(pages: dict[str, str], **case: Any) -> dict[str, Any]:
+    """A case's times, from a process that keeps the memory it frees, and its memory, from one that does not."""
+    timed, lean = in_own_process(pages | KEEP_FREED_MEMORY, **case), in_own_process(pages, **case | {"repeats": 5})
     print(f"{case['gradient']}, {case['rows']} rows, {case['workers']} workers: done", file=sys.stderr)
-    return case | json.loads(finished.stdout.splitlines()[-1])
+    return case | timed | {"step MiB": lean["step MiB"]}
 
 
 def main() -> None:
@@ -139,7 +145,7 @@ def main() -> None:
     setting = {"environment": measure.environment(), "options": fixed | {"small_pages": options.small_pages}}
     results = []
     for case in cases:
-        results.append(in_own_process(options, **case, **fixed))
+        results.append(measured({} if options.small_pages else HUGE_PAGES, **case, **fixed))
         measure.write_json(options.json, setting | {"results": results})
     shown = [{key: round(v, 2) if isinstance(v, float) else v for key, v in row.items()} for row in results]
     print(measure.table([{k: v for k, v in row.items() if k not in (*fixed, "repeats")} for row in shown]))
