@@ -84,6 +84,17 @@ def test_processes_may_have_different_numbers_of_devices():
         assert "3 the processes disagree" in output and "seed is 0 on process 0, but 1 on process 1" in output
 
 
+def test_gathering_again_compiles_nothing(caplog):
+    """Benchmarks start their calls together by it: processes that still compile would slow them down."""
+    numbers = np.zeros((3, 7), np.uint32)
+    with jax.log_compiles():
+        agreement.gather(numbers)
+        assert "Compiling" in caplog.text
+        caplog.clear()
+        np.testing.assert_array_equal(agreement.gather(numbers + 1), [numbers + 1])
+        assert "ompiling" not in caplog.text
+
+
 class Torn:
     def to_json(self):
         raise RuntimeError("torn")

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from zen_jax._native import backend_info
-from zen_jax._typing import PyTree
+from zen_jax._typing import Array, PyTree
 
 _PLAIN = (bool, int, float, complex, str, enum.Enum, bytes, type(None), np.generic, np.dtype, os.PathLike)
 _NAMED = 8  # the most processes that a message names for each value, and the most values
@@ -150,7 +150,11 @@ def gather(mine: np.ndarray) -> np.ndarray:
     mesh = Mesh([first[process] for process in range(jax.process_count())], "processes")
     spread, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (["processes"], []))
     rows = jax.make_array_from_process_local_data(spread, mine[None])
-    return np.asarray(jax.jit(lambda rows: rows, out_shardings=whole)(rows))
+    return np.asarray(jax.jit(_same, out_shardings=whole)(rows))
+
+
+def _same(rows: Array) -> Array:  # one function for all calls, of which each would compile another anew
+    return rows
 
 
 def _gather(text: bytes) -> list[bytes]:
