@@ -4,11 +4,10 @@
 
 The row-sparse step is timed on tables of two sizes, alone and with emulated workers that synchronise (all in one
 process under vmap, so the "network" is memory), and beside a step that uses JAX's dense gradient. Every case runs in
-two processes of its own, one of which keeps the memory that it frees: the faster one's times count, because dense
-gradients otherwise cost fresh pages, and tables of gigabytes then lie in small ones. Where memory is not kept, the
-growth of the peak memory after compiling is a lower bound for a step's memory, because a step reuses what compiling has
-freed; XLA's plan for temporaries is shown beside it. Huge pages are requested, because random rows of a table of
-gigabytes otherwise cost a page walk each; `--small-pages` leaves them out.
+two processes of its own, one of which keeps the memory that it frees, as dense gradients need: the faster one's times
+count. In the other the growth of the peak memory after compiling is a lower bound for a step's memory, because a step
+reuses what compiling has freed; XLA's plan for temporaries is shown beside it. Huge pages are requested, because random
+rows of a table of gigabytes otherwise cost a page walk each; `--small-pages` leaves them out.
 """
 
 import argparse
