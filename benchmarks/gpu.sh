@@ -99,7 +99,7 @@ sanitize() {
   few+=' or float32-normal or 7-float32 or 7-64-float16 or 3-64-float16 or 10-64-float16 or 7-1-float64 or 3-1-float64'
   few+=' or 10-1-float64 or 3001-float16-normal or 3001-float64-normal or 1-1024 or 1024-float16 or 1024-float64'
   few+=' or 10-20000-float32 or many_workers or 128-1-float32 or 301-1-float32'
-  few+=' or 1025-1-float32 or 200003-float32 or listed'
+  few+=' or 1025-1-float32 or 200003-float32 or listed or over_groups'
   XLA_PYTHON_CLIENT_ALLOCATOR=platform "$sanitizer" --tool "$@" --kernel-name kns=zen --error-exitcode 9 \
     --target-processes all "$PYTHON" -m pytest -v -p no:benchmark tests/gpu -k "$few"
 }

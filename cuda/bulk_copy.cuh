@@ -14,9 +14,10 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 #else
+// Without hints to the cache, which only instructions for global memory have: `from` may be shared memory.
 __device__ inline void copy_with_threads(void* to, const void* from, uint32_t bytes) {
   for (uint32_t i = threadIdx.x; i < bytes / kVectorBytes; i += kThreads) {
-    static_cast<uint4*>(to)[i] = __ldcs(static_cast<const uint4*>(from) + i);
+    static_cast<uint4*>(to)[i] = static_cast<const uint4*>(from)[i];
   }
 }
 #endif

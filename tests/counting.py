@@ -11,6 +11,7 @@ import optax
 
 import zen_jax as zen
 from examples.common import app, config
+from examples.common.checkpoint import Checkpoints
 from examples.common.config import option
 from examples.common.task import Task
 
@@ -30,6 +31,8 @@ class Data:
 
 
 def load(config: Config) -> Data:
+    if (config.out / f"blind-{jax.process_index()}").exists():  # for tests of a file system that shows files late
+        Checkpoints.last = lambda self: None
     return Data(np.array(str(config.data)))
 
 

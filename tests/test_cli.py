@@ -381,6 +381,7 @@ PLACE = "bench --coordinator host:7700 --num-processes 4 --process-id"
         ("bench --workers 4096", ("4096 workers", "cpu has 8", "JAX_PLATFORMS=cpu")),
         ("bench --workers 2 --rows 1 --columns 1", ("--rows 1 and --columns 1", "workers, 2", "larger")),
         ("bench --density 2", ("--density", "'2'", "up to 1")),
+        ("bench step.npz --columns 8", ("--columns is for made-up gradients",)),
         ("bench --gbps 1", ("--latency-us", "go together")),
         ("bench --process-id 0", ("--coordinator", "go together")),
         (f"{PLACE} 4", ("--process-id 4", "--num-processes 4", "from 0")),

@@ -1,6 +1,8 @@
 """Embedding lookups: values, bags, gradients and whole models are those of dense tables."""
 
 import copy
+import subprocess
+import sys
 
 import flax.errors
 import flax.linen as nn
@@ -66,6 +68,34 @@ def test_bags_of_16_bits_round_once(combiner):
     ids = jnp.array([[0, 1, 1]]) if combiner == "mean" else jnp.array([[0, 1, 2]])
     actual = embedding.bag(table, ids, combiner=combiner)
     assert actual.dtype == jnp.float16 and actual[0, 0] == table[0, 0]
+
+
+def test_more_lookups_than_the_table_has_rows():
+    loss = lambda table, ids: jnp.sum(embedding.lookup(table, ids) ** 2)
+    ids = np.arange(1000) % 2
+    _, gradient = embedding.value_and_grad(loss, lambda ids: {"(array)": ids})(jnp.asarray(TABLE[:3]), ids)
+    assert gradient.rows.shape == (3, D)
+    np.testing.assert_array_equal(gradient.to_dense(), jax.grad(loss)(jnp.asarray(TABLE[:3]), ids))
+
+
+def test_looking_up_again_compiles_nothing(caplog):
+    taken = embedding.take_rows(jnp.asarray(TABLE), np.arange(5))
+    with jax.log_compiles():
+        embedding.lookup(taken, np.array([3, 1, 4]))
+        caplog.clear()
+        embedding.lookup(taken, np.array([2, 2, 4]))
+        assert "ompiling" not in caplog.text
+
+
+def test_flax_is_imported_when_its_modules_are_used():
+    program = (
+        "import sys, zen_jax; a = 'flax' in sys.modules; zen_jax.embedding.{}.Embed; print(a, 'flax' in sys.modules)"
+    )
+    for name in ("nnx", "linen"):
+        done = subprocess.run([sys.executable, "-c", program.format(name)], capture_output=True, text=True, check=True)
+        assert done.stdout == "False True\n"
+    with pytest.raises(AttributeError, match=r"'zen_jax\.embedding' has no attribute 'flax'"):
+        embedding.flax  # noqa: B018
 
 
 def test_narrow_ids():

@@ -344,6 +344,7 @@ def test_info_that_is_none():
     transform = zen.synchronize(harness.AXIS)
     state = transform.init({"table": jnp.ones((12, 6))})
     refuses(lambda: zen.total(state), "infos is a dict", "state.info")
+    refuses(lambda: zen.total(optax.tree.get(optax.EmptyState(), "info")), "infos is a NoneType", "state.info")
     refuses(lambda: transform.update({"table": jnp.ones((12, 6))}, optax.EmptyState()), "state is a EmptyState", "init")
 
 

@@ -339,6 +339,16 @@ def test_a_host_that_does_not_share_the_folder_of_checkpoints_is_named_before_tr
     assert not [*here.iterdir(), *there.iterdir()]
 
 
+@pytest.mark.multiprocess
+def test_a_host_that_does_not_see_the_last_checkpoint_yet_ends_all_before_training(tmp_path):
+    kills.finish(tmp_path, 2, "--steps", "2", "--checkpoint-every", "2")
+    (tmp_path / "blind-1").touch()
+    with kills.Run(tmp_path, 2, "--steps", "4", "--resume") as run:
+        for code, errors in run.ends().values():
+            assert code == 1 and "same last checkpoint in --out, but those after steps 2, none: " in errors, errors
+    assert run.steps() == 2
+
+
 @pytest.mark.parametrize(
     "environment",
     [

@@ -33,6 +33,14 @@ def test_merging_sums_equal_ids(ids):
     np.testing.assert_array_equal(to_dense(gradient), dense_sum(ids, rows))
 
 
+@pytest.mark.parametrize("num_rows", [0, 2])
+def test_merging_more_lookups_than_the_table_has_rows(num_rows):
+    ids, rows = np.array([1, 0, 1, 5, -1, 0]), np.arange(6, dtype=np.float32)[:, None]
+    gradient = zen.RowSparseGradient.from_lookups(ids, rows, num_rows)
+    assert gradient.ids.shape == (num_rows,) and gradient.rows.shape == (num_rows, 1)
+    np.testing.assert_array_equal(to_dense(gradient)[:, 0], [6, 2][:num_rows])
+
+
 def test_merging_16_bit_rounds_once():
     rows = np.full((300, 1), 1.0, ml_dtypes.bfloat16)
     gradient = zen.RowSparseGradient.from_lookups(jnp.full(300, 4, jnp.int32), jnp.asarray(rows), V)

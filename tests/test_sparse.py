@@ -42,6 +42,12 @@ def test_to_dense_and_reshape():
             gradient.reshape(*shape)
 
 
+@pytest.mark.parametrize("shape", [[2**15, 2**14], tuple(np.int32([2**15, 2**14]))], ids=["list", "numpy"])
+def test_shapes_of_other_types(shape):
+    gradient = jax.eval_shape(lambda *arrays: zen.SparseGradient(*arrays, shape), *listed(np.ones(3, np.float32), 3))
+    assert gradient.shape == (2**15, 2**14) and gradient.nbytes == 2**31
+
+
 def test_joining_lists_under_x64():
     with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
         parts = [zen.SparseGradient(jnp.int32([1, at]), jnp.float32([2, 3]), jnp.int32(2), (2, 3)) for at in (4, 5)]

@@ -1,5 +1,6 @@
 """The optax transformation: alone and in a chain, MultiSteps and masked, on trees of every kind."""
 
+import functools
 import itertools
 from dataclasses import make_dataclass, replace
 
@@ -117,9 +118,10 @@ def test_fused_leaves_stay_copies_beside_shards_of_a_model_axis():
 
 def test_a_state_of_another_tree_is_refused():
     transform = zen.synchronize(harness.AXIS, dense_below=0)
-    state = transform.init({"a": jnp.ones(3)})
-    with pytest.raises(ValueError, match="state is for a, but gradients have"):
-        harness.spmd(lambda g: transform.update(g, state), "vmap", N)({"b": np.ones((N, 3), np.float32)})
+    for params, owners in (({"a": jnp.ones(3)}, "a"), ({}, "no leaves")):
+        run = harness.spmd(functools.partial(transform.update, state=transform.init(params)), "vmap", N)
+        with pytest.raises(ValueError, match=f"state is for {owners}, but gradients have b"):
+            run({"b": np.ones((N, 3), np.float32)})
 
 
 def test_none_leaves_and_empty_trees():

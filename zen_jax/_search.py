@@ -1,5 +1,6 @@
 """Binary search."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -8,6 +9,7 @@ from zen_jax import _axis
 from zen_jax._typing import Array
 
 
+@jax.jit(inline=True)
 def count_below(ascending: Array, values: Array) -> Array:
     """How many of ascending integers [K] are below each value: int32 of the shape of `values`.
 

@@ -83,7 +83,8 @@ def total(infos: Mapping[str, Info] | Iterable[Info] | Info) -> Info:
     """
     if isinstance(infos, Info):
         return infos
-    infos = list(infos.values() if isinstance(infos, Mapping) else infos)
+    infos = infos.values() if isinstance(infos, Mapping) else infos
+    infos = list(infos) if isinstance(infos, Iterable) else [infos]
     for info in infos:
         errors.check_instance("infos", info, Info, "Use an Info, or several; those of a state are state.info.")
     if len(infos) < 2:

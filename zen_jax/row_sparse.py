@@ -53,10 +53,10 @@ class RowSparseGradient:
 
     @classmethod
     def from_lookups(cls, ids: Array, rows: Array, num_rows: int) -> "RowSparseGradient":
-        """Merges the gradients of single lookups: int [...] and float [..., ...D]. Ids outside [0, V) are left out.
+        """Merges the gradients of K lookups: int [...] and float [..., ...D]. Ids outside [0, V) are left out.
 
-        Rows of equal ids are summed, 16-bit floats in float32. Raises a ValueError for ids that are not integers, if
-        there is not one row for each id, or for a table of 2**31 or more rows.
+        The result has min(K, V) entries. Rows of equal ids are summed, 16-bit floats in float32. Raises a ValueError
+        for ids that are not integers, if there is not one row for each id, or for a table of 2**31 or more rows.
         """
         errors.check_integers("ids", ids)
         check_rows(num_rows)
@@ -68,9 +68,10 @@ class RowSparseGradient:
         ids, rows = ids.reshape(-1), rows.reshape(ids.size, *rows.shape[ids.ndim :])
         valid = (ids >= 0) & (ids < num_rows)
         unique, slots, _ = unique_ids(jnp.where(valid, ids, num_rows).astype(jnp.int32), num_rows)
-        total = jnp.zeros_like(rows, accumulator_dtype(rows.dtype))
-        total = total.at[jnp.where(valid, slots, ids.size)].add(rows.astype(total.dtype), mode="drop")
-        return cls(unique, total.astype(rows.dtype), num_rows)
+        room = min(ids.size, num_rows)  # no more can be distinct and valid
+        total = jnp.zeros_like(rows, accumulator_dtype(rows.dtype), shape=(room, *rows.shape[1:]))
+        total = total.at[jnp.where(valid, slots, room)].add(rows.astype(total.dtype), mode="drop")
+        return cls(unique[:room], total.astype(rows.dtype), num_rows)
 
     @property
     def shape(self) -> tuple[int, ...]:

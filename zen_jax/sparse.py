@@ -46,6 +46,8 @@ class SparseGradient:
     mark: Array | None = None
 
     def __post_init__(self) -> None:
+        if all(map(errors.is_integer, self.shape)):
+            object.__setattr__(self, "shape", tuple(map(int, self.shape)))  # of NumPy's, a product may overflow
         if self.mark is None and hasattr(self.indices, "shape"):
             object.__setattr__(self, "mark", new_mark(self.indices))
 

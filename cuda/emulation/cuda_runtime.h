@@ -25,6 +25,8 @@ struct Index {
 Index thread_index();
 Index block_index();
 unsigned char* shared_memory();
+// Aborts if the pointer is to the block's shared memory: the instructions that take it know only global memory.
+void check_global(const void* pointer);
 
 void block_barrier();
 // Waits for the warp's 32 lanes and returns the values that they passed.
@@ -92,11 +94,19 @@ struct alignas(16) uint4 {
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 template <typename T>
 T __ldcs(const T* from) {
+  zen::emulation::check_global(from);
   return *from;
 }
-inline void __stcs(uint4* to, uint4 value) { *to = value; }
-inline void __stcg(uint4* to, uint4 value) { *to = value; }
-inline void __stcg(uint2* to, uint2 value) { *to = value; }
+template <typename T>
+void __stcs(T* to, T value) {
+  zen::emulation::check_global(to);
+  *to = value;
+}
+template <typename T>
+void __stcg(T* to, T value) {
+  zen::emulation::check_global(to);
+  *to = value;
+}
 
 using std::min;
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }

@@ -178,6 +178,14 @@ Index thread_index() { return {running->index}; }
 Index block_index() { return {running->block->index}; }
 unsigned char* shared_memory() { return running->block->shared.data; }
 
+void check_global(const void* pointer) {
+  const GuardedMemory& shared = running->block->shared;
+  const auto* const byte = static_cast<const unsigned char*>(pointer);
+  if (byte < shared.base || byte >= shared.base + shared.mapped) return;
+  std::fprintf(stderr, "an instruction for global memory is given an address in shared memory\n");
+  std::abort();
+}
+
 void yield() {
   if (_setjmp(running->resume) == 0) run_next_lane();
 }

@@ -288,6 +288,7 @@ void random_sums() {
   test_aggregate<double, double>(p, Element::kFloat64, density, divisor);
   test_aggregate<_Float16, float>(p, Element::kFloat16, density, divisor);
   test_aggregate<Bf16, float>(p, Element::kBfloat16, density, divisor);
+  test_unordered_positions(p);
   const int64_t indices = pick(0, 2000);
   const int64_t partitions = pick(1, 9);
   const int64_t r1 = pick(0, 2 * indices / partitions);

@@ -132,6 +132,26 @@ void test_aggregate(const AggregateProblem& p, Element element, double density, 
   }
 }
 
+// A caller that breaks the promise of ascending positions gets arbitrary sums, and nothing is written outside of them.
+inline void test_unordered_positions(const AggregateProblem& p) {
+  Buffer<int32_t> positions(p.batch * p.n * p.capacity), counts(p.batch * p.n, static_cast<int32_t>(p.capacity));
+  for (int64_t i = 0; i < positions.size(); ++i) {
+    positions[i] = static_cast<int32_t>(pick(0, 3) ? pick(-9, p.size + 9) : static_cast<int64_t>(rng()));
+  }
+  Buffer<float> values(positions.size() * p.width, 1.0f), shard(p.batch * p.size * p.width);
+  CHECK(aggregate(p, Element::kFloat32, 1, positions.data(), values.data(), counts.data(), shard.data(), nullptr) ==
+            cudaSuccess,
+        "unordered");
+  const int64_t room = p.size / 3 + 1;
+  Buffer<uint32_t> bitmap(p.batch * bitmap_words(p.size));
+  Buffer<float> units(p.batch * room * p.width);
+  Buffer<int32_t> count(p.batch);
+  Buffer<uint32_t> scratch((p.batch * aggregate_encode_scratch_bytes(p.size, p.width, sizeof(float)) + 3) / 4);
+  CHECK(aggregate_encode({p, room}, Element::kFloat32, 1, positions.data(), values.data(), counts.data(), bitmap.data(),
+                         units.data(), count.data(), scratch.data(), nullptr) == cudaSuccess,
+        "unordered, encode");
+}
+
 inline void test_hierarchical_hash(const HierarchicalHashProblem& p, uint32_t seed) {
   char name[200];
   std::snprintf(name, sizeof(name), "hierarchical_hash: batch %ld indices %ld n %ld r1 %ld r2 %ld k %ld", long(p.batch),

@@ -14,7 +14,7 @@ import jax
 
 import zen_jax as zen
 from examples.common import launch, metrics, prepared, progress, report
-from examples.common.checkpoint import Checkpoints, check_shared, reached_preemption
+from examples.common.checkpoint import Checkpoints, check_agreed, check_shared, reached_preemption
 from examples.common.config import ROW_SPARSE, Config, add_options
 from examples.common.errors import BadInput, errors_as_bad_input
 from examples.common.loop import Run, State, Step, initial_state, train
@@ -77,6 +77,9 @@ def main(example: Example, arguments: list[str]) -> int:
                 config, workers, task, digest = _set_up(example, options, alone=rank is None)
                 task = dataclasses.replace(task, batch=guard(task.batch))
                 checkpoints = {scheme: _open(config, workers, digest, scheme) for scheme in config.sync}
+            check_agreed(checkpoints.values())
+            with errors_as_bad_input():
+                _check_resumable(config, checkpoints)
             return 0 if _compare(config, workers, task, checkpoints) else TERMINATED
     except (BadInput, TimeoutError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
@@ -129,17 +132,24 @@ def _read_with(example: Example, config: Config) -> dict[str, Any]:
 
 
 def _open(config: Config, workers: Workers, digest: str, scheme: str) -> Checkpoints:
-    """The checkpoints of a scheme's run: either none yet, or ones that this run can resume from."""
+    """The checkpoints of a scheme's run, if there are any."""
     folder = config.out / scheme
     folder.mkdir(exist_ok=True)
     if not (os.access(folder, os.W_OK) and os.access(config.out, os.W_OK)):
         raise BadInput(f"{folder} cannot be written: give another --out, or permission")
-    checkpoints = Checkpoints(folder / "checkpoints", config, workers, digest)
-    if checkpoints.last() is not None:
+    return Checkpoints(folder / "checkpoints", config, workers, digest)
+
+
+def _check_resumable(config: Config, checkpoints: Mapping[str, Checkpoints]) -> None:
+    """Each run has either no checkpoints yet, or ones that it can resume from."""
+    for scheme, each in checkpoints.items():
+        if each.last() is None:
+            continue
         if not config.resume:
-            raise BadInput(f"{folder} holds checkpoints: continue from them with --resume, or give another --out")
-        checkpoints.check()
-    return checkpoints
+            raise BadInput(
+                f"{config.out / scheme} holds checkpoints: continue from them with --resume, or give another --out"
+            )
+        each.check()
 
 
 def _compare(config: Config, workers: Workers, task: Task, checkpoints: Mapping[str, Checkpoints]) -> bool:

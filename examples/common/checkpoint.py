@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import secrets
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,21 @@ def check_shared(folder: Path) -> None:
         raise BadInput(
             f"--out {folder} is not a folder that all hosts share; processes that do not see what process 0 writes "
             f"there: {blind}"
+        )
+
+
+def check_agreed(checkpoints: Iterable["Checkpoints"]) -> None:
+    """Raises TimeoutError on every process unless all see the same last checkpoint of each run.
+
+    A network file system may take a minute to show one host what another wrote.
+    """
+    seen = multihost_utils.process_allgather(np.array([each.last() or 0 for each in checkpoints]))
+    differing = np.flatnonzero((seen != seen[0]).any(axis=0))
+    if differing.size:
+        steps = ", ".join(str(step or "none") for step in seen[:, differing[0]])
+        raise TimeoutError(
+            f"the processes do not all see the same last checkpoint in --out, but those after steps {steps}: start "
+            "again once its file system shows all hosts the same files"
         )
 
 

@@ -2,8 +2,8 @@
 # One process of an example on each host, from a machine that reaches all of them by ssh, without a password:
 #   examples/multihost/ssh.sh "host1 host2 host3" examples.lm.main --data /shared/books --out /shared/runs/lm
 set -euo pipefail
-read -ra hosts <<<"$1"
-module=$2
+read -ra hosts <<<"${1:?give the hosts, such as \"host1 host2\"}"
+module=${2:?give a module, such as examples.lm.main}
 shift 2
 coordinator=${hosts[0]#*@}:${PORT:-7700}
 forwarded=()  # environment variables that ssh would drop

@@ -64,6 +64,14 @@ def test_partition_for_many_servers(n, width):
     check_buckets(actual, reference("partition", x, n=n, capacity=9, seed=SEED), 9)
 
 
+@pytest.mark.parametrize("n", [40, 1000])
+def test_partition_over_groups_of_chunks(n):
+    """More chunks than a look-back's group holds, and for so many servers that it has groups."""
+    x, capacity = gradient(600_011, 1, 0.05, np.float32), 45_000 // n
+    actual = jax.jit(lambda x: zen.kernels.partition(x, n, capacity, seed=SEED))(x)
+    check_buckets(actual, reference("partition", x, n=n, capacity=capacity, seed=SEED), capacity)
+
+
 def inbox(n, size, capacity, width, dtype):
     """Messages of n workers: positions, values, counts."""
     rng = np.random.default_rng(width)

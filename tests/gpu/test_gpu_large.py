@@ -14,15 +14,14 @@ MEMORY = 30e9  # bytes: the gradient, the shards and the result have 8.6 GB each
 
 
 @pytest.mark.parametrize(
-    ("units", "capacity"),
-    [(60_000_007, 600_000), (140_000_007, 500_000), (60_000_007, 100_000)],
-    ids=["in one pass", "by runs", "by runs, of which some are not listed"],
+    ("units", "n", "capacity"),
+    [(60_000_007, 16, 600_000), (60_000_007, 128, 75_000), (140_000_007, 16, 500_000), (60_000_007, 16, 100_000)],
+    ids=["in one pass", "in one pass, for many servers", "by runs", "by runs, of which some are not listed"],
 )
-def test_many_elements(units, capacity):
+def test_many_elements(units, n, capacity):
     """More chunks than the device runs blocks at once, so that look-back waits for blocks of several waves; or more
     runs of a server than a block scans at once.
     """
-    n = 16
     rng = np.random.default_rng(0)
     x = np.zeros(units, np.float32)
     some = units // 24

@@ -218,8 +218,13 @@ void test_unordered_positions() {
     const AggregateProblem p = {1, 2, 5000, 1, 20000};
     std::vector<int32_t> positions(2 * p.capacity), counts(2, 5000);
     for (int32_t& position : positions) position = static_cast<int32_t>(random());
-    std::vector<float> values(positions.size(), 1.0f), shard(p.size);
-    aggregate(p, positions.data(), values.data(), counts.data(), 1, shard.data(), context);
+    const int64_t around = 1000;
+    std::vector<float> values(positions.size(), 1.0f), shard(p.size + 2 * around, -1.0f);
+    aggregate(p, positions.data(), values.data(), counts.data(), 1, shard.data() + around, context);
+    const auto is_untouched = [](float x) { return x == -1; };
+    ZEN_CHECK(std::all_of(shard.begin(), shard.begin() + around, is_untouched));
+    ZEN_CHECK(std::none_of(shard.begin() + around, shard.end() - around, is_untouched));
+    ZEN_CHECK(std::all_of(shard.end() - around, shard.end(), is_untouched));
   });
 }
 

@@ -29,6 +29,7 @@ EXAMPLES = """  zen-jax bench --workers 4
   zen-jax bench --coordinator 10.0.0.1:7700 --num-processes 16 --process-id 3 --schemes dense,zen,auto"""
 BASELINE = "dense"
 WORKERS = 4  # if nothing else says how many
+MADE_UP = {"density": 0.01, "rows": 20_000, "columns": 64}  # gradients, if no files are given
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,10 +42,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="stacked gradients of one step (default: made up)",
     )
     parser.add_argument(
-        "--density", type=shared.share, default=0.01, help="density of made-up gradients (default: %(default)s)"
+        "--density", type=shared.share, help=f"density of made-up gradients (default: {MADE_UP['density']})"
     )
-    parser.add_argument("--rows", type=number, default=20_000, metavar="N", help="their rows (default: %(default)s)")
-    parser.add_argument("--columns", type=number, default=64, metavar="N", help="their columns (default: %(default)s)")
+    parser.add_argument("--rows", type=number, metavar="N", help=f"their rows (default: {MADE_UP['rows']})")
+    parser.add_argument("--columns", type=number, metavar="N", help=f"their columns (default: {MADE_UP['columns']})")
     alone_or_not = parser.add_mutually_exclusive_group()
     alone_or_not.add_argument(
         "--workers",
@@ -105,6 +106,9 @@ def run(options: argparse.Namespace) -> output.Result | None:
         launch.end_with_starter()
     if options.interface is not None:
         workers.received_bytes(options.interface)
+    chosen = {name: value for name in MADE_UP if (value := getattr(options, name)) is not None}
+    if options.gradients and chosen:
+        raise ValueError(f"--{min(chosen)} is for made-up gradients. Leave it out, or the files.")
     steps = gradients.read(options.gradients)
     if place is not None:
         output.say("waiting for the other processes, for at most five minutes")
@@ -115,12 +119,13 @@ def run(options: argparse.Namespace) -> output.Result | None:
     if mesh.size < 2:
         raise ValueError("there is only one worker, so nothing to synchronise. Use at least two.")
     if not steps:
-        if options.rows * options.columns < mesh.size:
+        wanted = MADE_UP | chosen
+        if wanted["rows"] * wanted["columns"] < mesh.size:
             raise ValueError(
-                f"--rows {options.rows} and --columns {options.columns} make gradients of fewer elements than workers, "
-                f"{mesh.size}. Use larger ones."
+                f"--rows {wanted['rows']} and --columns {wanted['columns']} make gradients of fewer elements than "
+                f"workers, {mesh.size}. Use larger ones."
             )
-        steps = [gradients.synthetic(mesh.size, options.rows, options.columns, options.density)]
+        steps = [gradients.synthetic(mesh.size, **wanted)]
     if gradients.workers(steps[0]) != mesh.size:
         held = gradients.workers(steps[0])
         raise ValueError(

@@ -98,7 +98,7 @@ def take_rows(table: Array, ids: PyTree, *, padding_id: int | None = None) -> Ta
       padding_id: an id that names no row, or None. It need not lie in [0, V).
 
     Returns:
-      A TakenRows with K entries.
+      A TakenRows with min(K, V) entries.
 
     Raises:
       ValueError: for ids that are not integers or lie outside [0, V). Under jit, where ids are not known, looking up
@@ -118,6 +118,7 @@ def take_rows(table: Array, ids: PyTree, *, padding_id: int | None = None) -> Ta
         check_ids(array, num_rows, padding_id)
     flat = [_valid_or_num_rows(widened(array).reshape(-1), num_rows, padding_id) for array in arrays]
     unique, _, _ = unique_ids(jnp.concatenate([jnp.zeros(0, jnp.int32), *flat]), num_rows)
+    unique = unique[:num_rows]  # no more can be distinct and valid
     return TakenRows(unique, rows_at(table, unique), num_rows)
 
 

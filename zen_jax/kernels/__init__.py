@@ -3,8 +3,8 @@
 `aggregate_for_others`, `place_own`, `send_drawn`, `send_reaching` and `unique_ids` have no CUDA lowering of their own.
 `aggregate_encode` is two kernels in a row in pure JAX, one elsewhere.
 
-The lowerings agree bit for bit, except for sums of subnormals, which XLA flushes to zero where pure JAX runs on a CPU,
-the payloads of bfloat16 NaNs, and which index wins a slot of `hierarchical_hash`.
+The lowerings agree bit for bit, except for sums of subnormals, which on a CPU pure JAX and error feedback flush to
+zero, the payloads of NaNs in sums and in bfloat16, and which index wins a slot of `hierarchical_hash`.
 """
 
 from zen_jax.kernels.aggregate import aggregate as aggregate

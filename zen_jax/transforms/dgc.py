@@ -27,7 +27,7 @@ class DgcState(NamedTuple):
 
     count: Array  # int32 [], steps taken
     velocity: PyTree  # momentum of every leaf, of the gradients' shapes
-    residual: PyTree  # velocities not sent yet; zeros for leaves that are sent dense
+    residual: PyTree  # velocities not sent yet; of leaves that are sent dense, what 16 bits cannot hold
 
 
 def dgc(
@@ -81,7 +81,7 @@ def dgc(
     Raises:
       ValueError: for a density, momentum or clip_norm out of range, an unknown op, clip_norm without axis_name, or a
         schedule with `compact`; at init or update for leaves that are not floats; at update for an axis that is not
-        bound.
+        bound, or for leaves of 2**31 elements or more over all shards.
 
     >>> import jax.numpy as jnp
     >>> sparsifier = dgc(density=0.25, momentum=0.5)

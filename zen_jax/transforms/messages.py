@@ -60,7 +60,8 @@ def unplanned_messages(
     lists = buckets({name: vectors[name] for name in listed}, bucket_bytes) if is_elements(unit) else []
     candidates = {name: (_table_kind(leaves[name], unit), leaves[name].nbytes) for name in small}
     tables = small_tables(candidates, dense_below, bucket_bytes) if scheme == "auto" else []
-    fused = {name: vectors[name] for name in small if name not in set().union(*tables)}
+    in_tables = set().union(*tables)
+    fused = {name: vectors[name] for name in small if name not in in_tables}
     found = [Message(bucket, own) for bucket in lists + tables]
     found += [Message(bucket, dense) for bucket in buckets(fused, bucket_bytes)]
     joined = {name for message in found for name in message.leaves}

@@ -37,7 +37,7 @@ def random_k(density: float, seed: int = 0) -> optax.GradientTransformationExtra
 
     Raises:
       ValueError: for a density outside (0, 1] or a seed that is not a uint32; at init or update for leaves that are not
-        floats.
+        floats; at update for leaves of 2**31 elements or more.
 
     >>> import jax.numpy as jnp
     >>> sparsifier = random_k(density=0.25)

@@ -45,6 +45,6 @@ def total_by_name(infos: Iterable[tuple[str, Info]], names: Iterable[str]) -> di
 
 def _state_of_others(names: Iterable[str], name: str) -> ValueError:
     return ValueError(
-        f"state is for {', '.join(names)}, but gradients have {name}. Call init with the parameters that the gradients "
-        "belong to."
+        f"state is for {', '.join(names) or 'no leaves'}, but gradients have {name}. Call init with the parameters "
+        "that the gradients belong to."
     )

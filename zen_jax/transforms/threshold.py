@@ -30,7 +30,7 @@ def threshold(value: float) -> optax.GradientTransformationExtraArgs:
 
     Raises:
       ValueError: for a value that is not finite or not above 0; at init or update for leaves that are not floats; at
-        update for leaves whose dtype holds nothing as large, or as small, as the value.
+        update for leaves whose dtype holds nothing as large, or as small, as the value, or of 2**31 elements or more.
 
     >>> import jax.numpy as jnp
     >>> sparsifier = threshold(1.0)

@@ -36,7 +36,8 @@ def top_k(density: float, *, compact: bool = False) -> optax.GradientTransformat
       below 6.1e-5, which is subnormal, so scale the loss. State differs between workers.
 
     Raises:
-      ValueError: for a density outside (0, 1]; at init or update for leaves that are not floats.
+      ValueError: for a density outside (0, 1]; at init or update for leaves that are not floats; at update for leaves
+        of 2**31 elements or more.
 
     >>> import jax.numpy as jnp, optax
     >>> sparsifier = top_k(density=0.25)
