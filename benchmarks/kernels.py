@@ -60,15 +60,13 @@ def partitioned(rows: jax.Array, n: int) -> tuple[jax.Array, jax.Array, jax.Arra
     return jax.jit(lambda x: kernels.partition(x, n, capacity))(rows)
 
 
-def inboxes(buckets: Sequence[jax.Array], *, alike: bool) -> tuple[jax.Array, ...]:
+def inboxes(buckets: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
     """The messages of n workers to each server s of min(n, SERVERS) = S: [S, n, C], [S, n, C, D] and [S, n].
 
-    If they send alike, all send bucket s to server s. Otherwise worker w sends it bucket (s + w) mod n, so that the
-    messages look like those of workers with unrelated gradients.
+    Worker w sends it bucket (s + w) mod n, so that the messages look like those of workers with unrelated gradients.
     """
     n = buckets[0].shape[0]
-    worker = np.zeros(n, np.int32) if alike else np.arange(n, dtype=np.int32)
-    sent = (np.arange(min(n, SERVERS), dtype=np.int32)[:, None] + worker[None]) % n
+    sent = (np.arange(min(n, SERVERS), dtype=np.int32)[:, None] + np.arange(n, dtype=np.int32)) % n
     return jax.jit(lambda *parts: tuple(part[sent] for part in parts))(*buckets)
 
 
@@ -77,8 +75,7 @@ def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tupl
     units, size = x.shape[0], -(-x.shape[0] // n)
     rows = jnp.asarray(x).reshape(units, -1)
     buckets = partitioned(rows, n)
-    capacity, counts = buckets[0].shape[1], np.asarray(buckets[2])
-    total, unit_bytes = int(counts.sum()), rows.shape[1] * 4
+    capacity, total, unit_bytes = buckets[0].shape[1], int(buckets[2].sum()), rows.shape[1] * 4
     yield (
         "partition",
         lambda x: kernels.partition(x, n, capacity),
@@ -87,23 +84,22 @@ def cases(x: np.ndarray, n: int) -> Iterator[tuple[str, Callable, Callable, tupl
         x.nbytes,
         total * (unit_bytes + 4),
     )
-    servers = min(n, SERVERS)
+    servers, received = min(n, SERVERS), inboxes(buckets)
     yield (
         "aggregate",
         jax.vmap(lambda *inbox: kernels.aggregate(*inbox, size)),
         jax.vmap(lambda *inbox: aggregate_reference(*inbox, size)),
-        inboxes(buckets, alike=True),
-        n * int(counts[:servers].sum()) * (unit_bytes + 4),
+        received,
+        servers * total * (unit_bytes + 4),
         servers * size * unit_bytes,
     )
-    independent = inboxes(buckets, alike=False)
-    sums = np.asarray(jax.jit(jax.vmap(lambda *inbox: kernels.aggregate_encode(*inbox, size, 1)))(*independent)[2])
+    sums = np.asarray(jax.jit(jax.vmap(lambda *inbox: kernels.aggregate_encode(*inbox, size, 1)))(*received)[2])
     room = int(sums.max() * ROOM) + 1
     yield (
         "aggregate_encode",
         jax.vmap(lambda *inbox: kernels.aggregate_encode(*inbox, size, room)),
         jax.vmap(lambda *inbox: aggregate_encode_reference(*inbox, size, room)),
-        independent,
+        received,
         servers * total * (unit_bytes + 4),
         servers * (size // 8) + int(sums.sum()) * unit_bytes,
     )
@@ -156,9 +152,9 @@ def peers(x: np.ndarray, n: int, repeats: int) -> Iterator[dict[str, Any]]:
 
 
 def scatter_add(x: np.ndarray, n: int, repeats: int) -> dict[str, Any]:
-    """XLA's scatter-add against aggregate, on messages of n workers that send independently."""
+    """XLA's scatter-add against aggregate, on the same messages."""
     size = -(-x.shape[0] // n)
-    received = inboxes(partitioned(jnp.asarray(x).reshape(x.shape[0], -1), n), alike=False)
+    received = inboxes(partitioned(jnp.asarray(x).reshape(x.shape[0], -1), n))
     run = jax.jit(jax.vmap(lambda *inbox: kernels.aggregate(*inbox, size)))
     peer = nonzeros.scatter_add(*received, size)
     return beside("XLA scatter-add", peer, "aggregate", lambda: run(*received), repeats)
