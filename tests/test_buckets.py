@@ -1,6 +1,7 @@
 """Leaves that are sent as one: small tables without a plan, and whatever a plan joins."""
 
 import functools
+from dataclasses import replace
 
 import harness
 import jax
@@ -216,7 +217,8 @@ def test_a_plan_joins_tables_and_changes_no_bit(mode):
 def test_leaves_are_sent_once_and_take_no_longer_than_apart(gbps, latency, copy, devices):
     kernels = {} if copy is None else {"copy": KernelCost(copy, 0)}
     cluster = zen.Cluster(N, devices, inter_gbps=gbps, latency_us=latency, kernels=kernels)
-    found, estimated = messages(profiled(), cluster, WORKER_ORDER_SCHEMES), zen.estimate(profiled(), cluster)
+    profile = replace(profiled(), devices_per_host=devices)
+    found, estimated = messages(profile, cluster, WORKER_ORDER_SCHEMES), zen.estimate(profile, cluster)
     assert sorted(name for message in found for name in message.leaves) == sorted(profiled().leaves)
     apart = sum(estimated.best(name, WORKER_ORDER_SCHEMES).seconds for name in profiled().leaves)
     assert sum(message.way.seconds for message in found) <= apart * (1 + 1e-9)

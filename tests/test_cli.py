@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import tomllib
 import zipfile
@@ -233,6 +234,13 @@ def test_nobody_reads_what_it_prints(zen_jax, monkeypatch):
             assert main(["plan", "profile.json", "--save", f"unread{number}.json"]) == DONE
             assert zen.Plan.load(f"unread{number}.json").n == N
     assert main(["bench", "good.npz", "--schemes", "dense", "--repeats", "1", *map(str, LINKS)]) == DONE
+
+
+def test_standard_error_is_closed(folder):
+    """JSON stays JSON: progress does not take its place."""
+    command = f'"{sys.executable}" -m zen_jax.cli profile good.npz --json - 2>&-'
+    done = subprocess.run(command, shell=True, cwd=folder, stdout=subprocess.PIPE, text=True)
+    assert (done.returncode, json.loads(done.stdout)["n"]) == (DONE, N)
 
 
 def test_nobody_reads_of_progress_and_errors(zen_jax, monkeypatch):

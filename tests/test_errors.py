@@ -171,8 +171,9 @@ def sparsified(x, sparsifier):
         lambda x: zen.all_reduce(x[0], harness.AXIS),
         lambda x: zen.synchronize(harness.AXIS).update(row_sparse(x[0]), None)[0].rows,
         lambda x: sparsified(x[0], zen.dgc(model_axis=harness.AXIS)),
+        lambda x: jax.vmap(lambda x: zen.all_reduce(x, harness.AXIS, intra_axis="devices"), axis_name="devices")(x)[0],
     ],
-    ids=["all_reduce", "synchronize", "dgc"],
+    ids=["all_reduce", "synchronize", "dgc", "machines of a vmap"],
 )
 def test_compilation_cache_among_processes_on_cpus(worker, monkeypatch):
     """Programs from it hang; one process alone, or without it, runs."""
@@ -372,7 +373,9 @@ def test_autotune_for_another_cluster_is_refused_before_a_step_runs():
         return lambda g: ran.append(step(g))
 
     gradients = jnp.asarray(GRADIENT)
-    refuses(lambda: zen.autotune(make_step, cluster=zen.Cluster(7))(gradients), "7 hosts", f"the axis has {N} workers")
+    of_hosts = zen.Cluster(N, devices_per_host=8)  # whose devices do not reduce first
+    for cluster, hosts in ((zen.Cluster(7), "7 hosts"), (of_hosts, f"{N} hosts with 8 devices each")):
+        refuses(lambda: zen.autotune(make_step, cluster=cluster)(gradients), hosts, f"the axis has {N} workers")  # noqa: B023
     assert not ran and not gradients.is_deleted()
     refuses(
         lambda: zen.autotune(make_step, cluster=zen.Cluster(N), schemes=["zen"]), "schemes=('zen',)", "dense_ordered"

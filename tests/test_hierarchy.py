@@ -217,7 +217,7 @@ def test_a_plan_moves_what_was_estimated(scheme):
     for machine in range(n):
         stack[machine, np.random.default_rng(machine).choice(2**13, 800, replace=False)] = 1
     stack = np.repeat(stack.reshape(n, 1, -1), k, axis=1)
-    estimate = zen.estimate(zen.profile(stack.sum(axis=1)), zen.Cluster(n, k))
+    estimate = zen.estimate(zen.profile(stack.sum(axis=1), devices_per_host=k), zen.Cluster(n, k))
     candidate = estimate.leaves["(array)"][scheme].candidate
     _, info = all_reduce(n, k, return_info=True, **candidate.options)(stack)
     np.testing.assert_allclose(k * (info.bytes_pushed + info.bytes_pulled), candidate.nbytes, 0.15)
@@ -244,7 +244,8 @@ CLUSTER = zen.Cluster(N, devices_per_host=K, inter_gbps=0.01, intra_gbps=100)
 
 @functools.cache
 def profile_of_machines():
-    return zen.profile({name: stack.sum(axis=1) for name, stack in GRADIENTS.items()}, unit="row")
+    machines = {name: stack.sum(axis=1) for name, stack in GRADIENTS.items()}
+    return zen.profile(machines, unit="row", devices_per_host=K)
 
 
 @pytest.mark.promoting
@@ -351,7 +352,8 @@ def test_estimates_of_machines_count_16_bit_floats_as_float32():
     """That is how they cross machines."""
     leaf = replace(profile_of_machines().leaves["table"], dtype="float16")
     profile = replace(profile_of_machines(), leaves={"table": leaf})
-    flat, across = (zen.estimate(profile, cluster) for cluster in (zen.Cluster(N), CLUSTER))
+    flat = zen.estimate(replace(profile, devices_per_host=1), zen.Cluster(N))
+    across = zen.estimate(profile, CLUSTER)
     assert across.leaves["table"]["dense"].nbytes == 2 * flat.leaves["table"]["dense"].nbytes
 
 

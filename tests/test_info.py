@@ -194,7 +194,7 @@ def test_agsparse(planned, seed, density, skew):
 
 
 def sparcml_stages(nonzero, planned):
-    """Bytes that one worker sends in each stage, and whether it goes dense: SparCML replayed in NumPy."""
+    """Of each stage the bytes that a worker sends, whether it goes dense, and `rounds`: SparCML replayed in NumPy."""
     n, unit_bytes = len(nonzero), UNIT_BYTES
     power = 1 << (n.bit_length() - 1)
     held, dense, sent = list(nonzero), False, []
@@ -204,11 +204,12 @@ def sparcml_stages(nonzero, planned):
         counts = [int(units.sum()) for units in held]
         fits = max(counts) * (4 + unit_bytes) < UNITS * unit_bytes
         top = -(-UNITS * unit_bytes // (4 + unit_bytes)) - 1
+        capacity = planned[len(sent)] if planned else None
+        rounds = -(-max(counts) // capacity) if planned and not dense else 1
         dense |= not fits
         goes = dense
-        capacity = planned[len(sent)] if planned else None
         message = UNITS * unit_bytes if goes else coo(room(max(counts), top, capacity, unit_bytes, 2.0), unit_bytes)
-        sent.append((message + 4 * (n - 1), goes))
+        sent.append((message + 4 * (n - 1), goes, max(1, rounds)))
         together = max(counts[a] + counts[b] for a, b in pairs)
         dense |= together * (4 + unit_bytes) >= UNITS * unit_bytes
 
@@ -233,10 +234,11 @@ def test_sparcml(n, planned, seed, density, skew):
     nonzero = stack.any(axis=2)
     info = info_of(stack, scheme="sparcml", unit="row", capacity=planned)
     sent = sparcml_stages(nonzero, planned)
-    pulled = sent.pop() if n == 6 else (0, False)
-    np.testing.assert_allclose(info.bytes_pushed, sum(moved for moved, _ in sent), 1e-6)
+    pulled = sent.pop() if n == 6 else (0, False, 1)
+    np.testing.assert_allclose(info.bytes_pushed, sum(moved for moved, *_ in sent), 1e-6)
     np.testing.assert_allclose(info.bytes_pulled, pulled[0], 1e-6)
-    assert info.dense_taken == any(dense for _, dense in (*sent, pulled))
+    assert info.dense_taken == any(dense for _, dense, _ in (*sent, pulled))
+    assert info.rounds == max(rounds for *_, rounds in (*sent, pulled))
     assert info.imbalance_push == info.imbalance_pull == 0
     np.testing.assert_allclose(info.density, nonzero.mean(), 1e-5)
     np.testing.assert_allclose(info.density_reduced, nonzero.any(axis=0).mean(), 1e-5)

@@ -79,7 +79,7 @@ def test_bytes_are_those_of_info_where_a_scheme_turns_dense_on_the_way():
     for way in found.values():
         run = lambda x: zen.all_reduce(x, AXIS, **way.options, return_info=True)[1]  # noqa: B023
         info = harness.spmd(run, "vmap", n)(stack)
-        assert info.dense_taken[0] == 1
+        assert info.dense_taken[0] == 1 and info.rounds[0] == 1, "as planned"
         assert way.nbytes == float(info.bytes_pushed[0] + info.bytes_pulled[0])
 
 
@@ -347,7 +347,8 @@ def test_estimate():
 def test_estimate_of_hosts_whose_devices_reduced_first():
     """A profile of hosts: dense inside each, and between them as if each were one worker."""
     inside = zen.Cluster(8, 4, inter_gbps=1, intra_gbps=100, intra_latency_us=0)
-    flat, hierarchical = (zen.estimate(profiled(), cluster) for cluster in (zen.Cluster(8, inter_gbps=1), inside))
+    hosts = replace(profiled(), devices_per_host=4)
+    flat, hierarchical = zen.estimate(profiled(), zen.Cluster(8, inter_gbps=1)), zen.estimate(hosts, inside)
     sent_inside = 2 * 3 / 4 * GRADIENTS["table"][0].nbytes  # reduce-scatter and all-gather among four devices
     for scheme, each in hierarchical.leaves["table"].items():
         expected = flat.leaves["table"][scheme].seconds + sent_inside * 8 / 100e9

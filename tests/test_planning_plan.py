@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import zen_jax as zen
 from zen_jax.planning.costs import candidates
+from zen_jax.planning.messages import messages
 
 N = 4
 RNG = np.random.default_rng(0)
@@ -104,9 +105,11 @@ def test_a_small_sparse_leaf_joins_a_bucket_only_where_that_is_no_slower(biases)
 
 def test_a_bucket_pays_the_latency_inside_a_machine_once():
     """Apart the leaves would each pay it: that is more than the bucket's further bytes."""
-    profile = zen.profile(small_sparse(2, 6, rows=3500))
-    plan = zen.plan(profile, zen.Cluster(2, 8, inter_gbps=25, intra_gbps=400, latency_us=50))
-    assert {leaf.bucket for leaf in plan.leaves.values()} == {0}
+    profile = zen.profile(small_sparse(2, 6, rows=3500), devices_per_host=8)
+    cluster = zen.Cluster(2, 8, inter_gbps=25, intra_gbps=400, latency_us=50)
+    [message] = messages(profile, cluster, zen.plan.__kwdefaults__["schemes"])
+    assert set(message.leaves) == set(profile.leaves)
+    assert zen.estimate(profile, cluster).bound.seconds < message.way.seconds
 
 
 def test_capacities_exceed_the_fullest_message_by_headroom():
@@ -181,6 +184,14 @@ def test_any_scheme_may_be_planned(scheme):
     updates, state = step(zen.synchronize(harness.AXIS, plan=plan), table)
     assert_same_bits(updates["table"][0], MEANS["table"])
     assert float(optax.tree.get(state, "info")["table"].rounds[0]) == 1
+
+
+@pytest.mark.parametrize(("scheme", "formats"), [("zen", "coo, hash_bitmap"), ("sparcml", "")])
+def test_a_printed_plan_says_formats_of_schemes_that_take_them(scheme, formats):
+    """With four workers recursive doubling has two stages, and so as many capacities as zen."""
+    leaf = zen.LeafPlan((1000, 64), "float32", scheme=scheme, unit=16, capacity=(30, 100))
+    header, row = str(zen.Plan(N, {"table": leaf})).splitlines()[1:]
+    assert row[header.index("formats") : header.index("capacity")].strip() == formats
 
 
 def test_a_plan_serves_the_parts_of_its_tree():

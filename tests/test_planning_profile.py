@@ -166,10 +166,11 @@ def test_sample_of_neighbours(monkeypatch):
     np.testing.assert_allclose(densities, 0.25, atol=0.02)
 
 
+@pytest.mark.parametrize("columns", [16, 12])
 @pytest.mark.parametrize("rows", [range(3), range(2000, 2003), range(0, 4096, 500), range(4096), ()])
-def test_sample_that_misses_what_is_touched(monkeypatch, rows):
+def test_sample_that_misses_what_is_touched(monkeypatch, rows, columns):
     """What every worker touches is counted in all, so that a plan has room for it wherever it lies."""
-    n, shape = 4, (4096, 16)
+    n, shape = 4, (4096, columns)
     gradients = jnp.zeros((n, *shape)).at[:, jnp.asarray(rows, jnp.int32)].set(1.0)
     monkeypatch.setattr("zen_jax.planning.profiler.LIMIT", 1 << 7)
     monkeypatch.setattr("zen_jax.planning.profiler.ELEMENT_LIMIT", 1 << 11)

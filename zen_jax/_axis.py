@@ -138,7 +138,7 @@ def check_not_cached(axis_name: AxisName) -> None:
     conditional and those outside. Then one process waits in one of them, the others in another, for ever.
     """
     cached = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir
-    if cached and connects_cpus(axis_name):
+    if cached and any(map(connects_cpus, axis_names(axis_name))):
         raise ValueError(
             f"JAX's compilation cache is on ({jax.config.jax_compilation_cache_dir}). Programs loaded from it do not "
             "keep collectives in order on CPUs, and processes would wait for each other for ever. Call "

@@ -9,6 +9,7 @@ from zen_jax import _axis, errors
 from zen_jax._typing import Array, AxisName, Capacity, Unit
 from zen_jax.info import Info, make_info
 from zen_jax.schemes import registry
+from zen_jax.schemes.options import ReduceOptions
 from zen_jax.schemes.pull import check_formats
 from zen_jax.sparse import SparseGradient
 from zen_jax.trees import densified, values_of
@@ -40,7 +41,8 @@ def all_reduce(
 
     Args:
       x: this worker's gradient, float of any shape. A `SparseGradient` is sent as the list that it is under "zen",
-        "auto" and "agsparse" with unit "auto" or "element" and without `intra_axis`; otherwise it is made dense first.
+        "auto" and "agsparse" with unit "auto" or "element", hash "tile" and without `intra_axis`; otherwise it is made
+        dense first.
       axis_name: the axis of shard_map, pmap or vmap(axis_name=...) that the workers lie on.
       op: "mean" or "sum".
       scheme: "zen" (Balanced Parallelism), "dense" (psum), "dense_ordered" (dense, summed in worker order), or "auto":
@@ -106,7 +108,7 @@ def all_reduce(
         # psum of nothing, or over one worker, only marks the result as reduced.
         reduced, info = lax.psum(x, axes), make_info()
     else:
-        options = registry.ReduceOptions(op, capacities, hash, seed, push_format, pull_format)
+        options = ReduceOptions(op, capacities, hash, seed, push_format, pull_format)
         reduced, info = run(x.reshape(-1, width), axis_name, options)
     # Fused with a scheme's last operation, an optimizer could round differently from scheme to scheme.
     reduced = lax.optimization_barrier(reduced.reshape(x.shape))

@@ -124,7 +124,11 @@ class RowSparseGradient:
     def _at(self, table: Array) -> Any:
         self._check(table)
         # Unused entries get distinct ids past the end, so that every index is unique.
-        check_rows(self.num_rows + self.ids.size)
+        if self.num_rows + self.ids.size - 1 > errors.MAX_UNITS:
+            raise ValueError(
+                f"a table of {self.num_rows} rows leaves no room for {self.ids.size} unused ids past its end, which "
+                "are int32 too. Split the table."
+            )
         entry = jnp.arange(self.ids.size, dtype=jnp.int32)
         return table.at[jnp.where(self.ids < self.num_rows, self.ids, self.num_rows + entry)]
 

@@ -1,7 +1,14 @@
 #pragma once
 
+#include "cuda/common/float16.h"
+
+// Not _Float16, which few compilers know.
 struct __half {
-  _Float16 value;
+  zen::Float16 value;
 };
-inline float __half2float(__half x) { return static_cast<float>(x.value); }
-inline __half __float2half_rn(float x) { return {static_cast<_Float16>(x)}; }
+inline float __half2float(__half x) { return zen::widen(x.value); }
+inline __half __float2half_rn(float x) {
+  __half rounded;
+  zen::round_to(x, &rounded.value);
+  return rounded;
+}

@@ -1,6 +1,7 @@
 #include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -12,7 +13,7 @@
 namespace zen::emulation {
 namespace {
 
-constexpr size_t kPage = 4096;
+const size_t kPage = sysconf(_SC_PAGESIZE);
 // At a power of two from each other, the frames of all fibers would compete for the same lines of the caches.
 constexpr size_t kStackBytes = (64 << 10) + 17 * 64;
 constexpr int kLanes = 32;

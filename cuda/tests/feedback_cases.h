@@ -31,15 +31,15 @@ template <typename Sum>
 Sum expected_part(Sum total, Sum) {
   return total;
 }
-inline float expected_part(float total, _Float16) {
+inline float expected_part(float total, zen::Float16) {
   int exponent;
   const float mantissa = std::frexp(std::clamp(total, -65504.0f, 65504.0f), &exponent);
   const float rounded = std::ldexp(std::nearbyint(std::ldexp(mantissa, 11)), exponent - 11);
   return std::abs(rounded) < 0x1p-14f ? std::copysign(0.0f, total) : rounded;
 }
-inline float expected_part(float total, Bf16) {
+inline float expected_part(float total, zen::BFloat16) {
   constexpr float kMax = 0x1.fep127f;
-  return static_cast<float>(Stored<Bf16>::read(Stored<Bf16>::make(std::clamp(total, -kMax, kMax))));
+  return static_cast<float>(Stored<zen::BFloat16>::read(Stored<zen::BFloat16>::make(std::clamp(total, -kMax, kMax))));
 }
 
 // Which keys are sent, found as zen_jax/selection.py finds them.
@@ -232,8 +232,8 @@ inline void random_feedback() {
   const int64_t chunks = sampled ? pick(1, size / (4 * kSampleChunk)) : 0;
   test_send_largest<float, float>(p, Element::kFloat32, has_velocity, chunks, lists);
   test_send_largest<double, double>(p, Element::kFloat64, has_velocity, chunks, lists);
-  test_send_largest<_Float16, float>(p, Element::kFloat16, has_velocity, chunks, lists);
-  test_send_largest<Bf16, float>(p, Element::kBfloat16, has_velocity, chunks, lists);
+  test_send_largest<zen::Float16, float>(p, Element::kFloat16, has_velocity, chunks, lists);
+  test_send_largest<zen::BFloat16, float>(p, Element::kBfloat16, has_velocity, chunks, lists);
   test_bounds_that_no_count_meets(p, chunks);
 }
 

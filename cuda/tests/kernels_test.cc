@@ -286,8 +286,8 @@ void random_sums() {
   const double density = random_density();
   test_aggregate<float, float>(p, Element::kFloat32, density, divisor);
   test_aggregate<double, double>(p, Element::kFloat64, density, divisor);
-  test_aggregate<_Float16, float>(p, Element::kFloat16, density, divisor);
-  test_aggregate<Bf16, float>(p, Element::kBfloat16, density, divisor);
+  test_aggregate<zen::Float16, float>(p, Element::kFloat16, density, divisor);
+  test_aggregate<zen::BFloat16, float>(p, Element::kBfloat16, density, divisor);
   test_unordered_positions(p);
   const int64_t indices = pick(0, 2000);
   const int64_t partitions = pick(1, 9);
@@ -344,7 +344,7 @@ void test_sums_by_shape() {
   const auto test = [](const AggregateProblem& p) {
     test_aggregate<float, float>(p, Element::kFloat32, 0.05, 3);
     test_aggregate<double, double>(p, Element::kFloat64, 0.05, 3);
-    test_aggregate<_Float16, float>(p, Element::kFloat16, 0.05, 3);
+    test_aggregate<zen::Float16, float>(p, Element::kFloat16, 0.05, 3);
   };
   for (const int64_t width : {1, 2, 4, 8, 12}) test({1, 3, 333, width, 333});
   test({2, 300, 77, 1, 77});

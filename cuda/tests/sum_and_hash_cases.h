@@ -12,6 +12,7 @@
 #include "cuda/aggregate.h"
 #include "cuda/aggregate_encode.h"
 #include "cuda/common/bits.h"
+#include "cuda/common/float16.h"
 #include "cuda/common/hash.h"
 #include "cuda/hierarchical_hash.h"
 #include "cuda/tests/harness.h"
@@ -24,24 +25,19 @@ struct Stored {
   static T make(double x) { return static_cast<T>(x); }
   static double read(T x) { return static_cast<double>(x); }
 };
-struct Bf16 {
-  uint16_t bits;
+template <typename T>
+struct StoredIn16Bits {
+  static T make(double x) {
+    T rounded;
+    round_to(static_cast<float>(x), &rounded);
+    return rounded;
+  }
+  static double read(T x) { return widen(x); }
 };
 template <>
-struct Stored<Bf16> {
-  static Bf16 make(double x) {
-    const float f = static_cast<float>(x);
-    uint32_t bits;
-    std::memcpy(&bits, &f, 4);
-    return {static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
-  }
-  static double read(Bf16 x) {
-    const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-    float f;
-    std::memcpy(&f, &bits, 4);
-    return f;
-  }
-};
+struct Stored<zen::Float16> : StoredIn16Bits<zen::Float16> {};
+template <>
+struct Stored<zen::BFloat16> : StoredIn16Bits<zen::BFloat16> {};
 
 // Workers' messages, and the shard that is their sum.
 template <typename T, typename Sum>

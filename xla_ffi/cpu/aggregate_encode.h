@@ -5,7 +5,7 @@
 
 #include "cuda/common/problem.h"
 #include "xla_ffi/cpu/context.h"
-#include "xla_ffi/cpu/float16.h"
+#include "cuda/common/float16.h"
 
 namespace zen {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cuda/common/problem.h"
-#include "xla_ffi/cpu/float16.h"
+#include "cuda/common/float16.h"
 #include "xla_ffi/cpu/memory.h"
 #include "xla_ffi/cpu/split.h"
 

@@ -5,7 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include "xla_ffi/cpu/float16.h"
+#include "cuda/common/float16.h"
 
 namespace zen {
 

@@ -1,5 +1,5 @@
 // The 16-bit floats: every value survives the round trip to float, and rounding is to nearest, ties to even.
-#include "xla_ffi/cpu/float16.h"
+#include "cuda/common/float16.h"
 
 #include <cmath>
 #include <random>

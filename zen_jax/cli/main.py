@@ -1,6 +1,7 @@
 """`zen-jax`: parses options, runs a subcommand, shows its result, and turns errors into one line and an exit code."""
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ def script() -> int:
     """The entry point: runs `main`, and Ctrl-C ends the process at once, as shells expect (exit code 130)."""
     # Python's own handler would wait for C++ to return, and its exit for other processes of jax.distributed.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.stderr is None:  # it is closed, and print would take standard output instead
+        sys.stderr = open(os.devnull, "w")
     if sys.stdout is not None:
         sys.stdout.reconfigure(errors="backslashreplace")  # leaves may have names that the terminal cannot show
     return main()

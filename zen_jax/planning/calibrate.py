@@ -19,7 +19,7 @@ from zen_jax._typing import Array, AxisName
 from zen_jax.planning.cluster import COLLECTIVES, Cluster, KernelCost, Link, collective_steps, even_hosts
 
 SMALL, MEDIUM, LARGE = 4, 1 << 20, 1 << 26  # bytes that a worker sends in one collective; SMALL shows latency alone
-CALL_SECONDS = 0.4  # limit for a call: slow links get smaller messages, distant hosts fewer in a row
+CALL_SECONDS = 1.0  # limit for a call: slow links get smaller messages, distant hosts fewer in a row
 FEW, MANY = 5, 45  # small collectives in one timed call: the difference excludes the time to start a call
 REPEATS = 3
 WARM_UP = 4  # calls of a kernel: the first compiles, and a few more touch fresh memory
@@ -32,7 +32,7 @@ MaxOverProcesses = Callable[[ArrayLike], np.ndarray]
 def calibrate(mesh: Mesh, axis_name: AxisName = "data", intra_axis: AxisName | None = None) -> Cluster:
     """Measures how long collectives and kernels take on a mesh axis. Every process of the mesh must call it.
 
-    Takes ten to thirty seconds, longer on slow links; nothing else should use the links meanwhile. The slowest worker
+    Takes ten to thirty seconds, a minute on slow links; nothing else should use the links meanwhile. The slowest worker
     counts, and every process gets the same figures.
 
     Args:

@@ -119,13 +119,13 @@ class Cluster(JsonDocument):
         return self.hosts * self.devices_per_host
 
     def check_workers(self, n: int, devices: int = 1, whose: str = "the profile has") -> None:
-        """Raises a ValueError unless n is the number of devices, or of hosts, whose `devices` reduce first."""
+        """Raises a ValueError unless n is the number of devices, or of hosts, all of whose `devices` reduce first."""
         own = self.hosts, self.devices_per_host
-        fits = n in (self.workers, self.hosts) if devices == 1 else (n, devices) == own
-        if not fits:
+        if (n, devices) not in ((self.workers, 1), own):
             raise ValueError(
                 f"{whose} {counted(n, devices)}, but the cluster has {own[0]} hosts with {own[1]} devices each. Give a "
-                "cluster with that many devices, or hosts."
+                "cluster of as many; devices that share a model are one worker. Where a host's devices reduce first "
+                "(intra_axis), profile with devices_per_host."
             )
 
     def seconds(self, collective: str, nbytes: float, n: int, distance: int | None = None) -> float:

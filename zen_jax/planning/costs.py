@@ -224,11 +224,12 @@ def _pull(pull_format: str, partitioning: Partitioning, unit: UnitProfile, leaf:
 def _agsparse(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
     dtype = np.dtype(leaf.dtype)
     top = agsparse.sparse_limit(unit.units, unit.width, dtype, n)
-    capacity = planned_capacity(unit.partial_sums[0], max(1, top))
+    goes_dense = unit.partial_sums[0] > top
+    capacity = planned_capacity(unit.partial_sums[0], unit.units if goes_dense else max(1, top))
     agreeing = Exchange("all_gather", (n - 1) * WORD_BYTES)
     listing = Work("partition", leaf.nbytes, unit.nonzero * unit.width * dtype.itemsize)
     counting = Work("partition", leaf.nbytes, 0)  # counts the non-zero units of the sum, for Info
-    if unit.partial_sums[0] > top:
+    if goes_dense:
         ordered = next(_dense(leaf, n))
         exchanges, work = ordered.exchanges, ordered.work
         if top > 0:  # it lists units and agrees on the sizes before it goes dense
@@ -252,8 +253,8 @@ def _sparcml(unit: UnitProfile, leaf: LeafProfile, n: int) -> Candidate:
     dense_threshold = sparcml.dense_threshold(unit.units, unit_bytes)
     capacities, exchanges, work, dense = [], [], [], False
     for count, stage in zip(unit.partial_sums, sparcml.stages(n), strict=False):
-        capacity = planned_capacity(count, max(1, dense_threshold - 1))
         dense = dense or count >= dense_threshold
+        capacity = planned_capacity(count, unit.units if dense else max(1, dense_threshold - 1))
         message = whole if dense else coo.message_bytes(capacity, unit.width, dtype)
         capacities.append(capacity)
         source, target = stage.pairs[0]

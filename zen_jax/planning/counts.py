@@ -5,7 +5,7 @@ them, and the counts are added up. The gradients' values are not sent.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -36,7 +36,7 @@ class Counts(NamedTuple):
     partial_sums: Array  # [K] most units that one of recursive doubling holds, by stage of `_partial_sums`
     push: Array  # [] units in the fullest message to a hashed server; the fullest device's times `devices`
     pull: Array  # [] units in the fullest shard of a hashed server, likewise
-    contiguous_push: Array  # [] as push, if server j owns the j-th of n equal ranges of units
+    contiguous_push: Array  # [] units in the fullest message, if server j owns the j-th of n equal ranges of units
     contiguous_pull: Array  # []
     skewness: Array  # float32 [len(partitions(n))] mean over workers; 0 if no worker has a non-zero
     overflowed: Array  # [] 1 if any worker's gradient is not finite in some element of a sample, else 0
@@ -63,6 +63,25 @@ def _piece(width: int, finest: int) -> int:
     return unit * -(-SAMPLED_TOGETHER // unit)
 
 
+def units_together(width: int, widths: Collection[int]) -> int:
+    """Units of one width in one piece of a sample, where a gradient is counted at all of `widths`.
+
+    >>> units_together(16, (256, 16, 1)), units_together(300, (300, 150))
+    (64, 16)
+    """
+    return _piece(width, _finest(width, widths)) // width
+
+
+def _finest(width: int, widths: Collection[int]) -> int:
+    """Elements of the units whose bitmap, found in one pass over the gradient, tells those of `width`.
+
+    One pass serves all widths, unless bitmaps of elements, or of the few that such widths have in common, would cost
+    more.
+    """
+    fast = lambda width: width == 1 or width % BITS_PER_BYTE == 0
+    return math.gcd(*(other for other in widths if fast(other) == fast(width)))
+
+
 class Touched(NamedTuple):
     """Which units of one gradient this worker touched."""
 
@@ -84,16 +103,15 @@ def touched(x: Array, limits: Mapping[int, int | None]) -> dict[int, Touched]:
         the same on every worker; None for all. The flattened gradient is cut into units, of which the last may be
         short.
     """
-    # In one pass, unless bitmaps of elements, or of the few that such widths have in common, would cost more.
-    together = [width for width in limits if width == 1 or width % BITS_PER_BYTE == 0]
-    groups = [together, [width for width in limits if width not in together]]
-    found = [_touched_together(x, {width: limits[width] for width in group}) for group in groups if group]
+    groups: dict[int, dict[int, int | None]] = {}
+    for width, limit in limits.items():
+        groups.setdefault(_finest(width, limits), {})[width] = limit
+    found = [_touched_together(x, finest, group) for finest, group in groups.items()]
     return {width: bitmap for group in found for width, bitmap in group.items()}
 
 
-def _touched_together(x: Array, limits: Mapping[int, int | None]) -> dict[int, Touched]:
-    """As `touched`, by way of a bitmap of the units that all widths are made up of."""
-    finest = math.gcd(*limits)
+def _touched_together(x: Array, finest: int, limits: Mapping[int, int | None]) -> dict[int, Touched]:
+    """As `touched`, by way of a bitmap of units of `finest` elements, which all widths are made up of."""
     # XLA would copy an array that is reshaped by way of a vector.
     base = jnp.pad(x.reshape(-1), (0, -x.size % finest)) if x.size % finest else x
     words, _, in_all = kernels.hash_bitmap_encode(base.reshape(-1, finest), 1)

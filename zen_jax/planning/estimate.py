@@ -177,7 +177,9 @@ def latency(candidate: Candidate, cluster: Cluster, n: int) -> float:
 def _bound(leaf: LeafProfile, cluster: Cluster, n: int) -> Cost:
     least = lower_bound(leaf, n)
     transfer = least * 8 / (cluster.fastest_gbps(n) * 1e9)
-    return Cost(_seconds_inside(leaf.nbytes, cluster, n) + transfer, least)
+    # Without latency, which leaves that are sent as one pay once.
+    inside = _seconds_inside(leaf.nbytes, cluster, n) - _seconds_inside(0, cluster, n)
+    return Cost(inside + transfer, least)
 
 
 def _seconds_inside(nbytes: float, cluster: Cluster, n: int) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 
 from zen_jax._typing import Unit
 from zen_jax.formats.tensor_block import BLOCK
-from zen_jax.planning.counts import SAMPLED_TOGETHER, Counts, partitions
+from zen_jax.planning.counts import Counts, partitions, units_together
 from zen_jax.planning.sparsity import FULLEST, LeafProfile, UnitProfile
 from zen_jax.units import unit_width
 
@@ -40,9 +40,7 @@ def leaf_profile(
     """
     elements = math.prod(shape)
     steps = [step for step in steps if not has_overflowed(step)] or steps
-    units = {
-        width: _merge([_unit_profile(elements, width, step[width], devices) for step in steps]) for width in steps[0]
-    }
+    units = {width: _merge([_unit_profile(elements, width, step, devices) for step in steps]) for width in steps[0]}
     return LeafProfile(tuple(shape), str(dtype), units)
 
 
@@ -51,18 +49,19 @@ def has_overflowed(step: Mapping[int, Counts]) -> bool:
     return any(counts.overflowed for counts in step.values())
 
 
-def _unit_profile(elements: int, width: int, counts: Counts, devices: int) -> UnitProfile:
-    """The profile of one step.
+def _unit_profile(elements: int, width: int, step: Mapping[int, Counts], devices: int) -> UnitProfile:
+    """The profile of one step at one width.
 
     A sample gives ratios; how many units each worker touches in all, which is counted exactly, gives the scale. It may
     miss most of what lies together, as the frequent words of a vocabulary do: one piece's worth of units is added to
     every worker's, as if no two shared any (the worst for unions) and one server owned them all (the worst for ranges).
     Theorem 2 bounds what a sample cannot tell.
     """
+    counts = step[width]
     units, n = -(-elements // width), counts.touched.size
     sampled, range_size = int(counts.units) < units, -(-units // n)
     touched, seen = (np.asarray(each, np.float64) for each in (counts.touched, np.diagonal(counts.co_touched)))
-    alone = max(1, SAMPLED_TOGETHER // width) if sampled else 0
+    alone = units_together(width, step) if sampled else 0
 
     def of_all(count: Any, workers: Any, typical: Callable[[np.ndarray], Any]) -> np.ndarray:
         """Units that sums over so many workers have, where `count` of those examined are seen in them."""

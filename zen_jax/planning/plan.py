@@ -156,7 +156,7 @@ class Plan(JsonDocument):
         for name, leaf in self.leaves.items():
             how = ("any", "", "any")
             if leaf.capacity is not None:
-                formats = f"{leaf.push_format}, {leaf.pull_format}" if len(leaf.capacity) == 2 else ""
+                formats = f"{leaf.push_format}, {leaf.pull_format}" if leaf.scheme in ("auto", "zen") else ""
                 how = (str(leaf.unit), formats, ", ".join(map(str, leaf.capacity)))
             bucket = "" if leaf.bucket is None else str(leaf.bucket)
             rows.append((name, str(leaf.shape), leaf.dtype, leaf.scheme, *how, bucket))

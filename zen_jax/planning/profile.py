@@ -45,7 +45,7 @@ def profile(*steps: PyTree, unit: Unit | None = None, seed: int = 0, devices_per
     Source: ZEN (OSDI 2025), section 2.1.
     """
     errors.check_seed(seed)
-    errors.check_at_least("devices_per_host", devices_per_host, 1)
+    errors.check_workers(devices_per_host, "devices_per_host")
     if unit is not None:
         check_unit(unit)
     measured = _checked(steps)

@@ -8,7 +8,6 @@ from zen_jax._typing import AxisName
 from zen_jax.schemes import agsparse, auto, dense, sparcml, sparse_ps, zen
 from zen_jax.schemes.hierarchy import hierarchical
 from zen_jax.schemes.omnireduce import by_blocks
-from zen_jax.schemes.options import ReduceOptions as ReduceOptions
 from zen_jax.schemes.options import Scheme
 
 

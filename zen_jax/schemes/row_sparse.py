@@ -39,7 +39,7 @@ def reduce_rows(
       gradients: this worker's gradients, of one dtype and row shape, each with K entries on every worker; their tables
         have fewer than 2**31 virtual rows in all (see `Tables`).
       axis_name: the workers' axis.
-      options: op and seed; formats and capacities are not read.
+      options: op and seed, all else as by default.
 
     Returns:
       The reduced gradients, each with min(n K, V) entries (none if rows are empty), bitwise equal on all workers, and
@@ -95,7 +95,7 @@ def _exchange(
     positions = hashing.position_of(ids, n)
     shard = lax.switch(push_rung, [partial(push, c) for c in push_rungs], positions[order], rows[order])
     shard_counts = _axis.all_gather(shard[2], axis_name)
-    pull_rung = rung_for(options.pmax_over_machine(jnp.max(shard_counts)), pull_rungs)
+    pull_rung = rung_for(jnp.max(shard_counts), pull_rungs)
     positions, reduced = lax.switch(pull_rung, [partial(pull, c) for c in pull_rungs], shard_counts, *shard)
     exists, server, _ = locate_entries(shard_counts, result_room)
     ids = jnp.where(exists, hashing.index_of(server, positions, n, options.seed), tables.end)

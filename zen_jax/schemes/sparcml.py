@@ -156,7 +156,7 @@ def _run_stage(
     return total, _Sent(
         counts,
         bytes=jnp.array(message_bytes, jnp.float32)[rung] + (n - 1) * WORD_BYTES,
-        rounds=rounds(jnp.where(rung < len(rungs), jnp.max(most), 0), planned),
+        rounds=rounds(jnp.where(go_dense, 0, jnp.max(most)), planned),
         dense=rung == len(rungs),
         fills=jnp.any(most[first] >= dense_threshold(units, unit_bytes) - most[second]),  # their sum may exceed int32
     )

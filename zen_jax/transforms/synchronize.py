@@ -17,6 +17,7 @@ from zen_jax.planning.plan import Plan
 from zen_jax.planning.profiler import Profiler
 from zen_jax.row_sparse import is_row_sparse
 from zen_jax.schemes import registry
+from zen_jax.schemes.options import ReduceOptions
 from zen_jax.schemes.row_sparse import reduce_rows
 from zen_jax.transforms import reports
 from zen_jax.transforms.messages import (
@@ -107,7 +108,7 @@ def synchronize(
     seed = plan.seed if isinstance(plan, Plan) else seed
     axes = _axis.combined_axes(axis_name, intra_axis)
     reduce = partial(all_reduce, axis_name=axis_name, op=op, seed=seed, intra_axis=intra_axis, return_info=True)
-    reduce_tables = partial(reduce_rows, axis_name=axes, options=registry.ReduceOptions(op, seed=seed))
+    reduce_tables = partial(reduce_rows, axis_name=axes, options=ReduceOptions(op, seed=seed))
 
     def check(named: list[tuple[str, Leaf]], n: int | None, devices: int = 1) -> None:
         for name, leaf in named:
