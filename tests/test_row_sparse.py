@@ -1,6 +1,5 @@
 """`RowSparseGradient`: merged lookups, and their synchronisation."""
 
-import contextlib
 import dataclasses
 
 import harness
@@ -145,11 +144,14 @@ def test_ids_without_rows_are_refused():
 def test_tables_of_more_rows_than_ids_can_name_are_refused():
     with pytest.raises(ValueError, match=f"table of {2**31} rows"):
         zen.RowSparseGradient.from_lookups(jnp.array([1]), jnp.ones((1, 2)), num_rows=2**31)
-    for rows, fits in ((2**31 - 2, True), (2**31 - 1, False)):
-        last = zen.RowSparseGradient(jnp.array([1, 2]), jnp.ones((2, 1)), rows)
-        expected = contextlib.nullcontext() if fits else pytest.raises(ValueError, match=f"{rows} rows .* 2 unused ids")
-        with expected:
-            jax.eval_shape(lambda table: table + last, jax.ShapeDtypeStruct(last.shape, jnp.float32))  # noqa: B023
+
+    def add_to_table_of(rows):
+        gradient = zen.RowSparseGradient(jnp.array([1, 2]), jnp.ones((2, 1)), rows)
+        jax.eval_shape(lambda table: table + gradient, jax.ShapeDtypeStruct(gradient.shape, jnp.float32))
+
+    add_to_table_of(2**31 - 2)
+    with pytest.raises(ValueError, match=f"{2**31 - 1} rows .* 2 unused ids"):
+        add_to_table_of(2**31 - 1)
     table = jax.ShapeDtypeStruct((2**31, 1), jnp.float32)
     for read in (embedding.lookup, embedding.take_rows):
         with pytest.raises(ValueError, match=f"table of {2**31} rows"):

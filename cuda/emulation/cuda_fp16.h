@@ -2,7 +2,7 @@
 
 #include "cuda/common/float16.h"
 
-// Not _Float16, which few compilers know.
+// Not _Float16, which g++ 12 on aarch64 and older compilers lack.
 struct __half {
   zen::Float16 value;
 };

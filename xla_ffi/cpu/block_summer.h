@@ -6,8 +6,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "cuda/common/problem.h"
 #include "cuda/common/float16.h"
+#include "cuda/common/problem.h"
 #include "xla_ffi/cpu/memory.h"
 #include "xla_ffi/cpu/split.h"
 

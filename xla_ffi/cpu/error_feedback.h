@@ -4,10 +4,10 @@
 
 #include <cstdint>
 
+#include "cuda/common/float16.h"
 #include "cuda/common/problem.h"
 #include "cuda/common/sent.h"
 #include "xla_ffi/cpu/context.h"
-#include "cuda/common/float16.h"
 
 namespace zen {
 

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
+#include "cuda/common/float16.h"
 #include "cuda/common/problem.h"
 #include "xla_ffi/cpu/context.h"
-#include "cuda/common/float16.h"
 
 namespace zen {
 
