@@ -1,9 +1,9 @@
 """`calibrate`: measures the latency and bandwidth of a mesh axis, and the rates of the kernels, on these devices."""
 
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +19,8 @@ from zen_jax._typing import Array, AxisName
 from zen_jax.planning.cluster import COLLECTIVES, Cluster, KernelCost, Link, collective_steps, even_hosts
 
 SMALL, MEDIUM, LARGE = 4, 1 << 20, 1 << 26  # bytes that a worker sends in one collective; SMALL shows latency alone
-CALL_SECONDS = 1.0  # limit for a call: slow links get smaller messages, distant hosts fewer in a row
+PLANNED = 1 << 22  # bytes, about what an embedding's gradient sends: rates depend on the size, by a tenth and more
+CALL_SECONDS = 0.1, 1.5  # of a large message: fast links get larger ones, slow links smaller ones or fewer in a row
 FEW, MANY = 5, 45  # small collectives in one timed call: the difference excludes the time to start a call
 REPEATS = 3
 WARM_UP = 4  # calls of a kernel: the first compiles, and a few more touch fresh memory
@@ -82,23 +83,36 @@ def calibrate(mesh: Mesh, axis_name: AxisName = "data", intra_axis: AxisName | N
 def _measure_links(
     mesh: Mesh, axis_name: AxisName, max_over_processes: MaxOverProcesses, collectives: Sequence[str] = COLLECTIVES
 ) -> dict[str, Link]:
-    """Latency from the smallest messages, the rate from large ones: bursts, buffers and caches flatter any others."""
-    n, links = _axis.mesh_size(mesh, axis_name), {}
-    for name in collectives if n > 1 else ():
-        timed = _timed_collective(name, mesh, axis_name, max_over_processes)
-        few = timed(SMALL, FEW)
-        times = int(np.clip(FEW * CALL_SECONDS / few, 2 * FEW, MANY))
-        latency = max(0.0, (timed(SMALL, times) - few) / (times - FEW))
-        large = int(np.clip(MEDIUM * CALL_SECONDS / timed(MEDIUM), MEDIUM, LARGE))
-        steps, seconds = collective_steps(name, n), timed(large)
-        links[name] = Link(latency * 1e6 / steps, large * 8e-9 / max(seconds - timed(SMALL), seconds / 2))
+    """Latency from the smallest messages, the rate from large ones: bursts, buffers and caches flatter any others.
+
+    The large ones are timed in turn, so that a moment in which everything is slow makes no collective look slower.
+    """
+    n = _axis.mesh_size(mesh, axis_name)
+    if n == 1:
+        return {}
+
+    def timed(*calls: Callable[[], Any]) -> list[float]:
+        return max_over_processes(_seconds(calls, max_over_processes, warm_up=1)).tolist()
+
+    begun, large_calls = [], []
+    for name in collectives:
+        prepare = _collective(name, mesh, axis_name)
+        (few,) = timed(prepare(SMALL, FEW))
+        times = int(np.clip(FEW * CALL_SECONDS[1] / few, 2 * FEW, MANY))
+        many, one, medium = timed(prepare(SMALL, times), prepare(SMALL), prepare(MEDIUM))
+        least, most = (MEDIUM / medium * limit for limit in CALL_SECONDS)
+        large = int(np.clip(PLANNED, min(least, LARGE), max(most, MEDIUM)))
+        begun.append((name, max(0.0, (many - few) / (times - FEW)), one, large))
+        large_calls.append(prepare(large))
+    links = {}
+    for (name, latency, one, large), seconds in zip(begun, timed(*large_calls), strict=True):
+        gbps = large * 8e-9 / max(seconds - one, seconds / 2)
+        links[name] = Link(latency * 1e6 / collective_steps(name, n), gbps)
     return links
 
 
-def _timed_collective(
-    name: str, mesh: Mesh, axis_name: AxisName, max_over_processes: MaxOverProcesses
-) -> Callable[..., float]:
-    """Returns a function that times a collective, or several in a row, of about `nbytes` sent by each worker."""
+def _collective(name: str, mesh: Mesh, axis_name: AxisName) -> Callable[..., Callable[[], Any]]:
+    """Returns a function that prepares a call: a collective, or several in a row, of `nbytes` sent by each worker."""
     n = _axis.mesh_size(mesh, axis_name)
     rows = n if name == "all_to_all" else 1
     sent_for_each_byte_held = {
@@ -125,12 +139,12 @@ def _timed_collective(
 
     run = _on_workers(worker, mesh, axis_name)
 
-    def timed(nbytes: int, times: int = 1) -> float:
+    def prepare(nbytes: int, times: int = 1) -> Callable[[], Any]:
         columns = max(1, round(nbytes / sent_for_each_byte_held[name] / (4 * rows)))
         held = _on_every_device(np.ones((rows, columns), np.float32), mesh)
-        return float(max_over_processes(_seconds(lambda: run(held, np.int32(times)), max_over_processes, warm_up=1)))
+        return lambda: run(held, np.int32(times))
 
-    return timed
+    return prepare
 
 
 def _measure_kernels(mesh: Mesh, axis_name: AxisName, max_over_processes: MaxOverProcesses) -> dict[str, KernelCost]:
@@ -139,7 +153,7 @@ def _measure_kernels(mesh: Mesh, axis_name: AxisName, max_over_processes: MaxOve
     room = -(-size // 4)
     runs: dict[str, Callable[..., Any]] = {
         "partition": lambda x: kernels.partition(x, n, room),
-        "aggregate": lambda *inbox: kernels.aggregate(*inbox, size),
+        "aggregate": lambda *inbox: kernels.aggregate(*inbox, n * size),  # as workers add up all that they pull
         "encode": lambda x: kernels.hash_bitmap_encode(x, n * room),
         "aggregate_encode": lambda *inbox: kernels.aggregate_encode(*inbox, size, size),
         "decode": lambda words, units: kernels.hash_bitmap_decode(words, units, n * size),
@@ -155,9 +169,7 @@ def _measure_kernels(mesh: Mesh, axis_name: AxisName, max_over_processes: MaxOve
         for name in runs:
             operands, *nbytes = charged[name]
             operands = [_on_every_device(np.asarray(operand), mesh) for operand in operands]
-            seconds.append(
-                _seconds(lambda name=name, operands=operands: timed[name](*operands), max_over_processes, WARM_UP)
-            )
+            seconds += _seconds([partial(timed[name], *operands)], max_over_processes, WARM_UP)
             moved.append(nbytes)
     shape = (len(DENSITIES), len(runs))
     agreed = max_over_processes(np.reshape(seconds, shape))
@@ -180,7 +192,7 @@ def _kernel_operands(n: int, size: int, room: int, density: float) -> dict[str, 
     lacking = n * np.count_nonzero(senders) - np.count_nonzero(senders == 1)  # by any worker
     return {
         "partition": ((x,), whole, held),
-        "aggregate": (inbox, whole / n, held),
+        "aggregate": (inbox, whole, held),
         "encode": ((x,), whole, held),
         "aggregate_encode": (inbox, whole / n, held),
         "for_others": (inbox, whole / n, float(lacking * COLUMNS * 4)),
@@ -207,15 +219,18 @@ def _on_every_device(x: np.ndarray, mesh: Mesh) -> Array:
     return jax.make_array_from_callback(x.shape, NamedSharding(mesh, PartitionSpec()), lambda index: x[index])
 
 
-def _seconds(run: Callable[[], Any], max_over_processes: MaxOverProcesses, warm_up: int) -> float:
-    """Median time of a few calls, after warm-up calls that do not count."""
-    times = []
+def _seconds(runs: Sequence[Callable[[], Any]], max_over_processes: MaxOverProcesses, warm_up: int) -> list[float]:
+    """Median times of a few calls of each, one run after the other, after warm-up rounds that do not count."""
+    rounds = []
     for _ in range(warm_up + REPEATS):
-        max_over_processes(0.0)  # all processes start together: waiting for a late one is not part of a collective
-        start = time.perf_counter()
-        jax.block_until_ready(run())
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[warm_up:])
+        times = []
+        for run in runs:
+            max_over_processes(0.0)  # all processes start together: waiting for a late one is not part of a collective
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            times.append(time.perf_counter() - start)
+        rounds.append(times)
+    return np.median(rounds[warm_up:], axis=0).tolist()
 
 
 def _make_max_over_processes(mesh: Mesh) -> MaxOverProcesses:
