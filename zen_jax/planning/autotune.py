@@ -90,8 +90,7 @@ def autotune(
 
     Args:
       make_step: a function from a plan to a step, compiled as you like; it passes the plan to `zen_jax.synchronize` or
-        `zen_jax.value_and_grad` and does nothing else with it. Called twice, and again if
-        the first call fails.
+        `zen_jax.value_and_grad` and does nothing else with it. Called twice, and again if the first call fails.
       cluster: the links, entered by hand or from `zen_jax.calibrate`.
       steps: calls to profile, not counting any that synchronise nothing (under `jax.lax.cond`) or whose gradients
         overflow, as while a loss scale is found. Leaves that fewer calls synchronise are waited for until others have
