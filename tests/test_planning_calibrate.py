@@ -1,5 +1,7 @@
 """Calibration: links and kernels are fitted to times, which processes agree on."""
 
+from types import SimpleNamespace
+
 import harness
 import jax
 import numpy as np
@@ -44,6 +46,21 @@ def test_latency_is_without_the_time_to_send(monkeypatch, gbps, latency_us, larg
         assert max(sent) == pytest.approx(largest, 0.1)
         assert link.latency_us == pytest.approx(latency_us, 0.15)
         assert link.gbps == pytest.approx(gbps, 0.05)
+
+
+@pytest.mark.parametrize(("at_least", "calls"), [(0.0, (1, 1)), (1.0, (4, 1))])
+def test_short_calls_fill_the_time_that_a_round_takes_at_least(monkeypatch, at_least, calls):
+    """Processes that share cores start a little apart: calls that end within that would be timed as if alone."""
+    clock, ran = [0.0], [0, 0]
+    monkeypatch.setattr(calibrate, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    def run(i, seconds):
+        ran[i] += 1
+        clock[0] += seconds
+
+    runs = [lambda: run(0, 0.25), lambda: run(1, 2.0)]
+    assert calibrate._seconds(runs, np.asarray, warm_up=1, at_least=at_least) == [0.25, 2.0]
+    assert tuple(ran) == tuple(one * (1 + calibrate.REPEATS) for one in calls)
 
 
 def test_processes_agree_on_the_fitted_costs(monkeypatch):

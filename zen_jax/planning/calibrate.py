@@ -23,7 +23,8 @@ PLANNED = 1 << 22  # bytes, about what an embedding's gradient sends: rates depe
 CALL_SECONDS = 0.1, 1.5  # of a large message: fast links get larger ones, slow links smaller ones or fewer in a row
 FEW, MANY = 5, 45  # small collectives in one timed call: the difference excludes the time to start a call
 REPEATS = 3
-WARM_UP = 4  # calls of a kernel: the first compiles, and a few more touch fresh memory
+WARM_UP = 4  # rounds of a kernel: the first compiles, and a few more touch fresh memory
+OVERLAP = 0.02  # seconds of one kernel's calls in a row, so that it runs beside the other processes', as in a step
 ROWS, COLUMNS = 1 << 18, 64  # of the tensor that kernels are timed on: 64 MiB, more than caches and malloc keep
 DENSITIES = (0.01, 0.2)  # low enough for messages with room for a quarter of the units
 
@@ -169,7 +170,7 @@ def _measure_kernels(mesh: Mesh, axis_name: AxisName, max_over_processes: MaxOve
         for name in runs:
             operands, *nbytes = charged[name]
             operands = [_on_every_device(np.asarray(operand), mesh) for operand in operands]
-            seconds += _seconds([partial(timed[name], *operands)], max_over_processes, WARM_UP)
+            seconds += _seconds([partial(timed[name], *operands)], max_over_processes, WARM_UP, OVERLAP)
             moved.append(nbytes)
     shape = (len(DENSITIES), len(runs))
     agreed = max_over_processes(np.reshape(seconds, shape))
@@ -219,16 +220,23 @@ def _on_every_device(x: np.ndarray, mesh: Mesh) -> Array:
     return jax.make_array_from_callback(x.shape, NamedSharding(mesh, PartitionSpec()), lambda index: x[index])
 
 
-def _seconds(runs: Sequence[Callable[[], Any]], max_over_processes: MaxOverProcesses, warm_up: int) -> list[float]:
-    """Median times of a few calls of each, one run after the other, after warm-up rounds that do not count."""
+def _seconds(
+    runs: Sequence[Callable[[], Any]], max_over_processes: MaxOverProcesses, warm_up: int, at_least: float = 0.0
+) -> list[float]:
+    """Seconds that a call of each takes, the median of a few rounds after warm-up rounds that do not count.
+
+    A round calls one after the other, each again and again until `at_least` so many seconds have passed.
+    """
     rounds = []
     for _ in range(warm_up + REPEATS):
         times = []
         for run in runs:
             max_over_processes(0.0)  # all processes start together: waiting for a late one is not part of a collective
-            start = time.perf_counter()
-            jax.block_until_ready(run())
-            times.append(time.perf_counter() - start)
+            start, calls, passed = time.perf_counter(), 0, 0.0
+            while not calls or passed < at_least:
+                jax.block_until_ready(run())
+                calls, passed = calls + 1, time.perf_counter() - start
+            times.append(passed / calls)
         rounds.append(times)
     return np.median(rounds[warm_up:], axis=0).tolist()
 
