@@ -82,15 +82,16 @@ void aggregate_for_others(const AggregateEncodeProblem& p, const int32_t* positi
     }
   }
 
-  std::vector<int64_t> found_nonzero(p.batch * ranges);
-  context.parallel.run(p.batch * ranges, [&](int64_t task) {
+  const std::vector<int64_t> found_nonzero = context.parallel.results(p.batch * ranges, [&](int64_t task) {
+    int64_t found = 0;
     const KeepSubnormals keep;
     const int64_t b = task / ranges, r = task % ranges;
     const Range range = range_of(r, ranges, p.size, kBitsPerWord);
-    if (range.begin == range.end) return;  // blocks of sums are of several units, however wide
+    if (range.begin == range.end) return found;  // blocks of sums are of several units, however wide
     const uint32_t* const item = words + b * p.n * stride;
     T* const out = units + b * p.n * p.room * p.width;
-    int64_t* const next = &before[(b * (ranges + 1) + r) * p.n];
+    const int64_t* const of_range = &before[(b * (ranges + 1) + r) * p.n];
+    AlignedVector<int64_t> next(of_range, of_range + p.n);  // in cache lines of its own, since every unit advances it
     BlockSummer<T> summer(p, Inbox<T>{positions, values, counts}.item(p, b), divisor, kBitsPerWord);
     summer.sum(range, [&](int64_t first, int64_t in_block, T* block) {
       for (int64_t word = first / kBitsPerWord; word < bitmap_words(first + in_block); ++word) {
@@ -99,7 +100,7 @@ void aggregate_for_others(const AggregateEncodeProblem& p, const int32_t* positi
         for (; left != 0; left &= left - 1) {
           const uint32_t bit = left & -left;
           const T* const unit = block + (word * kBitsPerWord + __builtin_ctz(left) - first) * p.width;
-          found_nonzero[task] += is_nonzero_unit(unit, p.width);
+          found += is_nonzero_unit(unit, p.width);
           for (int64_t worker = 0; worker < p.n; ++worker) {
             if ((item[worker * stride + word] & bit) == 0) continue;
             const int64_t rank = next[worker]++;
@@ -109,6 +110,7 @@ void aggregate_for_others(const AggregateEncodeProblem& p, const int32_t* positi
       }
       std::memset(static_cast<void*>(block), 0, in_block * p.width * sizeof(T));
     });
+    return found;
   });
   for (int64_t b = 0; b < p.batch; ++b) {
     int64_t total = 0;

@@ -85,14 +85,13 @@ void write_bitmap_messages(EncodeProblem p, uint32_t* words, Bits* values, int32
     p.size = 0;
   }
   const int64_t ranges = ranges_per_item(p.batch, p.size * p.width * sizeof(Bits), 1, context);
-  std::vector<RangeMessage<Bits>> messages(p.batch * ranges);
-  context.parallel.run(p.batch * ranges, [&](int64_t task) {
+  const auto messages = context.parallel.results(p.batch * ranges, [&](int64_t task) {
     const int64_t b = task / ranges, r = task % ranges;
     const int64_t begin = slot_begin(p.capacity, ranges, r);
-    RangeMessage<Bits>& message = messages[task];
-    message.values = values + (b * p.capacity + begin) * p.width;
-    message.room = slot_begin(p.capacity, ranges, r + 1) - begin;
+    RangeMessage<Bits> message = {values + (b * p.capacity + begin) * p.width,
+                                  slot_begin(p.capacity, ranges, r + 1) - begin};
     encode(b, range_of(r, ranges, p.size, kChunkGrain), words + b * p.words, message);
+    return message;
   });
   context.parallel.run(p.batch, [&](int64_t b) {
     count[b] = join_ranges(p, values + b * p.capacity * p.width, &messages[b * ranges], ranges);

@@ -77,8 +77,7 @@ void send_largest(const FeedbackProblem& problem, const FeedbackArrays<Update>& 
     const LargestBounds& bound = bounds[b];
     auto probes = Probes<BitsOf<T>>::between(0, kTopKey<BitsOf<T>>);
     if (chunks > 0) {
-      auto keys = sample(leaf, chunks, inner);
-      const auto below = key_of_rank(keys, bound.below), above = key_of_rank(keys, bound.above);
+      const auto [below, above] = keys_of_ranks(sample(leaf, chunks, inner), bound.below, bound.above);
       probes = Probes<BitsOf<T>>::spanning(below, above);
     }
     Feedback(leaf, Magnitudes<T>{}, inner).send_between(bound.least, bound.most, probes, chunks > 0);

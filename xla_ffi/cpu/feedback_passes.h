@@ -15,8 +15,9 @@
 
 namespace zen {
 
-// Elements processed at a time: few enough to stay in the nearest cache between steps.
-constexpr int64_t kBlock = 1024;
+// Elements processed at a time: few enough to stay in the nearest cache between steps, and for memory to be busy with
+// what the first step prefetched until the last is done.
+constexpr int64_t kBlock = 256;
 // Blocks start at mask boundaries, and so at cache lines.
 constexpr int64_t kMaskGrain = 64;
 // A range that lists more than this share of its elements as candidates was misled by the sample.
@@ -141,6 +142,15 @@ class Feedback {
     });
   }
 
+  // What body(r, range) returns for each range.
+  template <typename Body>
+  auto results_of_ranges(Body&& body) const {
+    return context_.parallel.results(ranges_, [&](int64_t r) {
+      const FlushSubnormals flush;
+      return body(r, range_of(r, ranges_, leaf_.size, kMaskGrain));
+    });
+  }
+
   template <typename Body>
   static void for_each_block(Range range, Body&& body) {
     for (int64_t begin = range.begin; begin < range.end; begin += kBlock) {
@@ -183,8 +193,7 @@ class Feedback {
   // Sends what reaches the top of the bracket at once, and what lies in it once the threshold is known. Returns false,
   // with everything accumulated and nothing sent, if the threshold lies elsewhere.
   bool send_within(Bracket<Bits> bracket, int64_t least, int64_t most, const Probes<Bits>& first) const {
-    std::vector<Pass> passes(ranges_);
-    for_each_range([&](int64_t r, Range range) { pass(range, bracket, most, passes[r]); });
+    const auto passes = results_of_ranges([&](int64_t, Range range) { return pass(range, bracket, most); });
     int64_t reaching = 0, between = 0;
     bool misled = false;
     for (const Pass& pass : passes) {
@@ -207,24 +216,27 @@ class Feedback {
       ties[r] = std::count(passes[r].keys.begin(), passes[r].keys.end(), cut.threshold);
     }
     ties = cut.allot(ties);
-    std::vector<SentLog<Update>> late(ranges_);
-    for_each_range([&](int64_t r, Range) {
+    const auto late = results_of_ranges([&](int64_t r, Range) {
       const Pass& pass = passes[r];
+      SentLog<Update> log;
+      int64_t ties_left = ties[r];
       Update listed;
       for (size_t j = 0; j < pass.keys.size(); ++j) {
         if (j + kPrefetched < pass.keys.size()) leaf_.prefetch(pass.indices[j + kPrefetched]);
-        if (pass.keys[j] > cut.threshold || (pass.keys[j] == cut.threshold && ties[r]-- > 0)) {
+        if (pass.keys[j] > cut.threshold || (pass.keys[j] == cut.threshold && ties_left-- > 0)) {
           const int64_t i = pass.indices[j];
-          if (leaf_.lists_sent()) late[r].add(leaf_, i);
+          if (leaf_.lists_sent()) log.add(leaf_, i);
           leaf_.send(i, leaf_.lists_sent() ? listed : leaf_.at.sent[i]);
         }
       }
+      return log;
     });
     list([&](int64_t r) { return SentInTwo<Update>{passes[r].log, late[r]}; });
     return true;
   }
 
-  void pass(Range range, Bracket<Bits> bracket, int64_t most, Pass& pass) const {
+  Pass pass(Range range, Bracket<Bits> bracket, int64_t most) const {
+    Pass pass;
     const size_t room_for = (range.end - range.begin) / kCandidateShare + kBlock;
     const auto list = [&](int64_t i, Bits key) {
       pass.indices.push_back(static_cast<uint32_t>(i));
@@ -243,12 +255,13 @@ class Feedback {
       pass.reaching += split(begin, count, bracket, room, list, log);
       pass.misled = pass.reaching > most || pass.keys.size() > room_for;
     });
+    return pass;
   }
 
   // Finds the threshold by passes over all accumulated totals, and sends in a last pass.
   void send_accumulated(int64_t least, int64_t most, const Probes<Bits>& first) const {
     const Gap<Bits> gap = search<Bits>(leaf_.size, least, most, first, [&](const Probes<Bits>& probes, int64_t* reach) {
-      for (const auto& of_range : reach_by_range(probes)) {
+      for (const Reach& of_range : reach_by_range(probes)) {
         for (int i = 0; i < kProbes; ++i) reach[i] += of_range.at[i];
       }
     });
@@ -261,20 +274,26 @@ class Feedback {
       for (int64_t r = 0; r < ranges_; ++r) ties[r] = reach[r].at[0] - reach[r].at[1];
       ties = cut.allot(ties);
     }
-    std::vector<SentLog<Update>> reaching(ranges_), tied(ranges_);
-    for_each_range([&](int64_t r, Range range) {
+    struct Logs {
+      SentLog<Update> reaching;
+      SentLog<Update> tied;
+    };
+    const auto logs = results_of_ranges([&](int64_t r, Range range) {
       Room room(leaf_.isa);
+      Logs logs;
+      int64_t ties_left = ties[r];
       const auto decide = [&](int64_t i, Bits) {
-        const bool chosen = ties[r]-- > 0;
-        if (chosen && leaf_.lists_sent()) tied[r].add(leaf_, i);
+        const bool chosen = ties_left-- > 0;
+        if (chosen && leaf_.lists_sent()) logs.tied.add(leaf_, i);
         return chosen;
       };
       const auto log = [&](int64_t begin, const uint16_t* listed, int64_t count) {
-        if (leaf_.lists_sent()) reaching[r].add(leaf_, begin, listed, count);
+        if (leaf_.lists_sent()) logs.reaching.add(leaf_, begin, listed, count);
       };
       for_each_block(range, [&](int64_t begin, int64_t count) { split(begin, count, bracket, room, decide, log); });
+      return logs;
     });
-    list([&](int64_t r) { return SentInTwo<Update>{reaching[r], tied[r]}; });
+    list([&](int64_t r) { return SentInTwo<Update>{logs[r].reaching, logs[r].tied}; });
   }
 
   template <typename SentBy>
@@ -287,8 +306,8 @@ class Feedback {
   };
 
   std::vector<Reach> reach_by_range(const Probes<Bits>& probes) const {
-    std::vector<Reach> by_range(ranges_);
-    for_each_range([&](int64_t r, Range range) {
+    return results_of_ranges([&](int64_t, Range range) {
+      Reach reach;
       alignas(kCacheLine) Bits drawn[kBlock];
       for_each_block(range, [&](int64_t begin, int64_t count) {
         const Bits* keys = drawn;
@@ -297,10 +316,10 @@ class Feedback {
         } else {
           keys_.draw(begin, count, leaf_.isa, drawn);
         }
-        leaf_.isa.template reach<Bits>()(keys, count, probes.at, by_range[r].at);
+        leaf_.isa.template reach<Bits>()(keys, count, probes.at, reach.at);
       });
+      return reach;
     });
-    return by_range;
   }
 
   const Leaf<Update>& leaf_;

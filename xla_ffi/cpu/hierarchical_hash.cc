@@ -49,11 +49,10 @@ void hierarchical_hash(const HierarchicalHashProblem& p, const uint32_t* indices
                        int32_t* counts, int32_t* overflow, const Context& context) {
   const int64_t ranges =
       std::min(p.n, ranges_per_item(p.batch, p.indices * static_cast<int64_t>(sizeof(uint32_t)), 1, context));
-  std::vector<int64_t> lost(p.batch * ranges);
-  context.parallel.run(p.batch * ranges, [&](int64_t task) {
+  const std::vector<int64_t> lost = context.parallel.results(p.batch * ranges, [&](int64_t task) {
     const int64_t b = task / ranges;
-    lost[task] = place_partitions(p, indices + b * p.indices, seed, range_of(task % ranges, ranges, p.n, 1),
-                                  memory + b * p.n * (p.r1 + p.r2), counts + b * p.n);
+    return place_partitions(p, indices + b * p.indices, seed, range_of(task % ranges, ranges, p.n, 1),
+                            memory + b * p.n * (p.r1 + p.r2), counts + b * p.n);
   });
   for (int64_t b = 0; b < p.batch; ++b) {
     int64_t total = 0;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 namespace zen {
 
@@ -12,6 +13,15 @@ class Parallel {
   virtual int64_t threads() const = 0;
   // Calls body(0) .. body(tasks - 1), in any order and on any thread, and returns when all have returned.
   virtual void run(int64_t tasks, const std::function<void(int64_t)>& body) const = 0;
+
+  // What body(0) .. body(tasks - 1) return. This keeps what a task counts or collects in its local variables: side by
+  // side in a vector, it would lie in cache lines that other threads write to all along.
+  template <typename Body>
+  auto results(int64_t tasks, Body&& body) const {
+    std::vector<decltype(body(tasks))> results(tasks);
+    run(tasks, [&](int64_t task) { results[task] = body(task); });
+    return results;
+  }
 };
 
 class Serial final : public Parallel {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "cuda/common/keys.h"
@@ -65,23 +66,32 @@ Gap<Bits> search(int64_t size, int64_t least, int64_t most, Probes<Bits> probes,
   return gap;
 }
 
-// The key of rank `rank`, the largest being 1.
+// The keys of two ranks, below >= above; the largest key is of rank 1.
 template <typename Bits>
-Bits key_of_rank(const std::vector<Bits>& keys, int64_t rank) {
-  rank = std::clamp<int64_t>(rank, 1, keys.size());  // ranks may be traced and thus unchecked
+std::pair<Bits, Bits> keys_of_ranks(const std::vector<Bits>& keys, int64_t below, int64_t above) {
+  below = std::clamp<int64_t>(below, 1, keys.size());  // ranks may be traced and thus unchecked
+  above = std::clamp<int64_t>(above, 1, below);
   constexpr int kShift = 8 * sizeof(Bits) - 1 - 12;
   std::vector<int64_t> counts(1 << 12);
   for (Bits key : keys) ++counts[key >> kShift];
-  // Reduces the rank to the bucket that holds it, and the keys to that bucket.
-  size_t bucket = counts.size() - 1;
-  for (; rank > counts[bucket]; --bucket) rank -= counts[bucket];
+  // Reduces the keys to the buckets from that of one rank to that of the other.
+  size_t top = counts.size() - 1;
+  int64_t before = 0;
+  for (; before + counts[top] < above; --top) before += counts[top];
+  size_t bottom = top;
+  int64_t reached = before + counts[top];
+  while (reached < below) reached += counts[--bottom];
   std::vector<Bits> inside;
-  inside.reserve(counts[bucket]);
+  inside.reserve(reached - before);
   for (Bits key : keys) {
-    if (key >> kShift == bucket) inside.push_back(key);
+    if (bottom <= key >> kShift && key >> kShift <= top) inside.push_back(key);
   }
-  std::nth_element(inside.begin(), inside.begin() + (rank - 1), inside.end(), std::greater<Bits>());
-  return inside[rank - 1];
+  const auto key_of_rank = [&](int64_t rank) {
+    const auto key = inside.begin() + (rank - before - 1);
+    std::nth_element(inside.begin(), key, inside.end(), std::greater<Bits>());
+    return *key;
+  };
+  return {key_of_rank(below), key_of_rank(above)};
 }
 
 }  // namespace zen

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/common/bits.h"
@@ -247,6 +249,23 @@ void test_any_bounds(const FeedbackProblem& p, const State& state, int64_t chunk
   }
 }
 
+void test_keys_of_ranks() {
+  Checks::testing = "keys of ranks";
+  std::mt19937 random(2);
+  std::normal_distribution<float> normal;
+  std::vector<uint32_t> keys = {0, 0, kTopKey<uint32_t> - 1};
+  for (int i = 0; i < 1000; ++i) keys.push_back(magnitude(normal(random)));
+  std::vector<uint32_t> sorted = keys;
+  std::sort(sorted.begin(), sorted.end(), std::greater<uint32_t>());
+  const int64_t size = keys.size();
+  for (int64_t below : {int64_t{1}, int64_t{2}, int64_t{30}, int64_t{500}, size - 1, size, size + 9}) {
+    for (int64_t above : {int64_t{-3}, int64_t{1}, int64_t{29}, int64_t{30}, int64_t{499}, size}) {
+      const int64_t low = std::min(below, size), high = std::clamp<int64_t>(above, 1, low);
+      ZEN_CHECK(keys_of_ranks(keys, below, above) == std::make_pair(sorted[low - 1], sorted[high - 1]));
+    }
+  }
+}
+
 // Of an empty gradient, XLA passes null arrays: nothing is sent, and none is listed.
 void test_empty() {
   const FeedbackProblem p = {2, 0};
@@ -269,6 +288,7 @@ void test_empty() {
 
 int main() {
   zen::test_empty();
+  zen::test_keys_of_ranks();
   zen::test_size(1, 1, 0);
   zen::test_size(3, 65, 0);
   zen::test_size(1, 5003, 0);

@@ -1,4 +1,5 @@
-// PoolParallel runs every task once, never waits for a pool that starts nothing, and passes errors to the caller.
+// PoolParallel runs every task once, returns results in order, never waits for a pool that starts nothing, and passes
+// errors to the caller.
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -36,6 +37,13 @@ void test_every_task_once() {
   }
 }
 
+void test_results_in_order() {
+  Threads pool(3);
+  const std::vector<int64_t> squares = PoolParallel<Threads>(pool, 4).results(100, [](int64_t i) { return i * i; });
+  ZEN_CHECK(squares.size() == 100);
+  for (int64_t i = 0; i < 100; ++i) ZEN_CHECK(squares[i] == i * i);
+}
+
 void test_busy_pool() {
   BusyPool pool;
   int done = 0;
@@ -68,6 +76,7 @@ void test_error() {
 
 int main() {
   zen::test_every_task_once();
+  zen::test_results_in_order();
   zen::test_busy_pool();
   zen::test_error();
   return zen::test_result();
