@@ -82,7 +82,18 @@ class BlockSummer {
       Accumulator<T>* const sum = sums_.data() + local * width;
       for (int64_t i = 0; i < width; ++i) sum[i] += widen(values[entry * width + i]);
     }
+    const int64_t taken = entry - next_[worker];
+    prefetch(positions + entry, taken);
+    prefetch(values + entry * width, taken * width);
     return entry;
+  }
+
+  // For the next block, which needs about as much: hardware does not follow so many streams, read a little at a time.
+  template <typename Entry>
+  static void prefetch(const Entry* from, int64_t count) {
+    const char* const first = reinterpret_cast<const char*>(from);
+    const int64_t bytes = std::min<int64_t>(count * sizeof(Entry), kBlockBytes);
+    for (int64_t byte = 0; byte < bytes; byte += kCacheLine) __builtin_prefetch(first + byte, 0, 2);
   }
 
   T* finished(int64_t elements) {
