@@ -53,7 +53,7 @@ std::vector<int64_t> ranks_before(const uint32_t* words, int64_t stride, int64_t
   return ranks;
 }
 
-// Decodes tiles block by block, and advances ranks[server].
+// Decodes tiles block by block.
 template <typename Bits>
 class BlockDecoder {
  public:
@@ -69,12 +69,15 @@ class BlockDecoder {
         blocks_{AlignedVector<Bits>(block_tiles_ * p.n * p.width), AlignedVector<Bits>(block_tiles_ * p.n * p.width)},
         bits_(window_tiles_ + kListSlack),
         units_(p.n * (window_tiles_ + kListSlack)),
+        ranks_(p.n),
         pending_(p.n) {}
 
-  void decode(Range tiles, int64_t* ranks, Bits* out) {
+  // first_ranks[server] bits of each bitmap are set before the first of the tiles.
+  void decode(Range tiles, const int64_t* first_ranks, Bits* out) {
+    std::copy_n(first_ranks, p_.n, ranks_.begin());
     for (int64_t tile = tiles.begin; tile < tiles.end; tile += window_tiles_) {
       const int64_t end = std::min(tile + window_tiles_, tiles.end);
-      for (int64_t server = 0; server < p_.n; ++server) list_server(server, tile, end, ranks[server]);
+      for (int64_t server = 0; server < p_.n; ++server) list_server(server, tile, end);
       for (int64_t block = tile; block < end; block += block_tiles_) {
         decode_block(tile, block, std::min(block + block_tiles_, end), out);
       }
@@ -97,7 +100,8 @@ class BlockDecoder {
     const Bits* value;
   };
 
-  void list_server(int64_t server, int64_t tile, int64_t end, int64_t& rank) {
+  void list_server(int64_t server, int64_t tile, int64_t end) {
+    int64_t& rank = ranks_[server];
     uint32_t* const units = units_.data() + server * (window_tiles_ + kListSlack);
     const int64_t count = isa_.list_bits(words_ + server * p_.words, tile, end, bits_.data());
     isa_.place(bits_.data(), count, static_cast<uint32_t>(tile), static_cast<uint32_t>(server),
@@ -160,6 +164,7 @@ class BlockDecoder {
   Outgoing done_;
   AlignedVector<uint16_t> bits_;
   AlignedVector<uint32_t> units_;
+  AlignedVector<int64_t> ranks_;  // of the servers' next units
   std::vector<Pending> pending_;
 };
 
@@ -175,7 +180,7 @@ void hash_bitmap_decode(const DecodeProblem& p, const uint32_t* words, const Bit
   // Every range has a decoder, with blocks of at least one tile each.
   const int64_t ranges = std::min(ranges_per_item(p.batch, item_bytes, 4, context), ceil_div(tiles, kTileGrain));
   // The bitmaps of different items are adjacent, so they count as one long row of servers.
-  std::vector<int64_t> ranks = ranks_before(words, p.words, p.batch * p.n, tiles, ranges, context);
+  const std::vector<int64_t> ranks = ranks_before(words, p.words, p.batch * p.n, tiles, ranges, context);
   context.parallel.run(p.batch * ranges, [&](int64_t task) {
     const int64_t b = task / ranges, r = task % ranges;
     BlockDecoder<Bits> decoder(p, words + b * p.n * p.words, values + b * p.n * p.capacity * p.width, seed,
