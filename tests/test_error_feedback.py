@@ -229,3 +229,5 @@ def test_bounds_are_checked_where_they_are_known(least, most, message, array):
             send(jnp.ones(5), jnp.zeros(5), least, most)
         with pytest.raises(ValueError, match="least=6 must be at most 5"):
             jax.eval_shape(lambda most, send=send: send(jnp.ones(5), jnp.zeros(5), 6, most), jnp.int32(2))
+        with pytest.raises(ValueError, match=r"update\.size=0 must be an integer of at least 1"):
+            jax.eval_shape(lambda k, send=send: send(jnp.ones((0, 3)), jnp.zeros((0, 3)), k, k), jnp.int32(1))

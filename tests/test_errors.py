@@ -112,6 +112,8 @@ def test_already_reduced_gradient(scheme):
     loss = lambda params, batch: jnp.mean(jnp.sum(params[None] * batch, axis=(1, 2)))
     worker = lambda params, batch: zen.all_reduce(jax.grad(loss)(params, batch), harness.AXIS, scheme=scheme)
     refuses(lambda: shard_map(worker, True)(params, batch), "already reduced", "pcast", "value_and_grad")
+    unreduced = lambda params, batch: worker(jax.lax.pcast(params, harness.AXIS, to="reduced"), batch)
+    refuses(lambda: shard_map(unreduced, True)(params, batch), "is unreduced", "pcast", "value_and_grad")
 
     def varying(params, batch):
         return worker(jax.lax.pcast(params, harness.AXIS, to="varying"), batch)
@@ -402,10 +404,12 @@ def test_more_units_than_a_scheme_can_name(units, options, who):
 
 
 def test_numpy_scalars_are_numbers():
-    options = {"unit": np.int64(2), "capacity": [np.int32(3), None], "seed": np.uint32(1)}
+    options = {"unit": np.int64(2), "capacity": [np.int64(3), None], "seed": np.uint32(1)}
     reduce = lambda g: zen.all_reduce(g, harness.AXIS, scheme="zen", op="sum", **options)
     reduced = jax.vmap(reduce, axis_name=harness.AXIS)(GRADIENT)
     np.testing.assert_array_equal(reduced[0], GRADIENT.sum(axis=0))
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        np.testing.assert_array_equal(jax.vmap(reduce, axis_name=harness.AXIS)(GRADIENT), reduced)
     zen.top_k(np.float32(0.5))
     assert zen.Cluster(np.int64(2), inter_gbps=np.float64(1)).workers == 2
     refuses(lambda: zen.Cluster(np.bool_(True)), "hosts=np.True_", "at least 1")

@@ -56,6 +56,18 @@ def test_joining_lists_under_x64():
         np.testing.assert_array_equal(whole.to_dense(), [0, 2, 0, 0, 3, 0, 0, 2, 0, 0, 0, 3])
 
 
+@pytest.mark.parametrize("scheme", ["auto", "zen", "agsparse", "dense"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_count_under_x64(n, scheme):
+    """A sum of a mask, as user code counts, is int64 there."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        gradient = zen.SparseGradient(jnp.int32([1, 4, 0]), jnp.float32([2, 3, 0]), jnp.sum(jnp.arange(3) < 2), (9,))
+        assert gradient.count.dtype == jnp.int64
+        reduce = lambda _: zen.all_reduce(gradient, "data", scheme=scheme)
+        reduced = jax.vmap(reduce, axis_name="data")(jnp.zeros(n))
+    np.testing.assert_array_equal(reduced, [[0, 2, 0, 0, 3, 0, 0, 0, 0]] * n)
+
+
 REDUCTIONS = {
     "auto": {},
     "zen": {"scheme": "zen", "capacity": (10, 200)},

@@ -59,9 +59,10 @@ int64_t cores() {
   return count;
 }
 
-// Runs a kernel on XLA's pool; running out of memory becomes an error.
-template <typename Kernel>
-ffi::Error launch(Pool pool, Kernel&& kernel) {
+// Runs a kernel on XLA's pool unless the check of its buffers failed; running out of memory becomes an error.
+template <typename Problem, typename Kernel>
+ffi::Error launch(Pool pool, const ffi::ErrorOr<Problem>& problem, Kernel&& kernel) {
+  if (problem.has_error()) return problem.error();
   const PoolParallel<Pool> parallel(pool, std::min(pool.num_threads() + 1, cores()));
   try {
     kernel(Context{chosen_isa(), parallel});
@@ -71,31 +72,36 @@ ffi::Error launch(Pool pool, Kernel&& kernel) {
   return ffi::Error::Success();
 }
 
-// Calls kernel(Bits{}) with the unsigned integer as wide as the float type.
+// A kernel that runs kernel(Bits{}, context) with the unsigned integer as wide as the float type.
 template <typename Kernel>
-void with_bits(ffi::DataType type, Kernel&& kernel) {
-  switch (ffi::ByteWidth(type)) {
-    case 2:
-      return kernel(uint16_t{});
-    case 4:
-      return kernel(uint32_t{});
-    default:
-      return kernel(uint64_t{});
-  }
+auto for_bits(ffi::DataType type, Kernel kernel) {
+  return [kernel, type](const Context& context) {
+    switch (ffi::ByteWidth(type)) {
+      case 2:
+        return kernel(uint16_t{}, context);
+      case 4:
+        return kernel(uint32_t{}, context);
+      default:
+        return kernel(uint64_t{}, context);
+    }
+  };
 }
 
+// A kernel that runs kernel(T{}, context) with the float type.
 template <typename Kernel>
-void with_float(ffi::DataType type, Kernel&& kernel) {
-  switch (type) {
-    case ffi::F16:
-      return kernel(Float16{});
-    case ffi::BF16:
-      return kernel(BFloat16{});
-    case ffi::F32:
-      return kernel(float{});
-    default:
-      return kernel(double{});
-  }
+auto for_float(ffi::DataType type, Kernel kernel) {
+  return [kernel, type](const Context& context) {
+    switch (type) {
+      case ffi::F16:
+        return kernel(Float16{}, context);
+      case ffi::BF16:
+        return kernel(BFloat16{}, context);
+      case ffi::F32:
+        return kernel(float{}, context);
+      default:
+        return kernel(double{}, context);
+    }
+  };
 }
 
 ffi::AnyBuffer buffer_of(ffi::AnyBuffer argument) { return argument; }
@@ -129,34 +135,27 @@ void begin_as(ffi::AnyBuffer operand, Result result) {
 ffi::Error partition_handler(Pool pool, ffi::AnyBuffer x, Result positions, Result values, Result counts,
                              attr::Seed seed) {
   const auto problem = check_partition(x, *positions, *values, *counts);
-  if (problem.has_error()) return problem.error();
-  return launch(pool, [&](const Context& context) {
-    with_bits(x.element_type(), [&](auto bits) {
-      using Bits = decltype(bits);
-      partition(*problem, data<const Bits>(x), *seed, data<int32_t>(*positions), data<Bits>(*values),
-                data<int32_t>(*counts), context);
-    });
-  });
+  return launch(pool, problem, for_bits(x.element_type(), [&](auto bits, const Context& context) {
+    using Bits = decltype(bits);
+    partition(*problem, data<const Bits>(x), *seed, data<int32_t>(*positions), data<Bits>(*values),
+              data<int32_t>(*counts), context);
+  }));
 }
 
 ffi::Error partition_coo_handler(Pool pool, ffi::AnyBuffer indices, ffi::AnyBuffer values, ffi::AnyBuffer count,
                                  Result positions, Result bucket_values, Result counts, attr::Seed seed) {
   const auto problem = check_partition_coo(indices, values, count, *positions, *bucket_values, *counts);
-  if (problem.has_error()) return problem.error();
-  return launch(pool, [&](const Context& context) {
-    with_bits(values.element_type(), [&](auto bits) {
-      using Bits = decltype(bits);
-      partition_coo(*problem, data<const int32_t>(indices), data<const Bits>(values), data<const int32_t>(count), *seed,
-                    data<int32_t>(*positions), data<Bits>(*bucket_values), data<int32_t>(*counts), context);
-    });
-  });
+  return launch(pool, problem, for_bits(values.element_type(), [&](auto bits, const Context& context) {
+    using Bits = decltype(bits);
+    partition_coo(*problem, data<const int32_t>(indices), data<const Bits>(values), data<const int32_t>(count), *seed,
+                  data<int32_t>(*positions), data<Bits>(*bucket_values), data<int32_t>(*counts), context);
+  }));
 }
 
 ffi::Error unique_ids_handler(Pool pool, ffi::AnyBuffer ids, Result unique, Result slots, Result count,
                               attr::Fill fill) {
   const auto problem = check_unique_ids(ids, *unique, *slots, *count);
-  if (problem.has_error()) return problem.error();
-  return launch(pool, [&](const Context& context) {
+  return launch(pool, problem, [&](const Context& context) {
     unique_ids(*problem, data<const int32_t>(ids), *fill, data<int32_t>(*unique), data<int32_t>(*slots),
                data<int32_t>(*count), context);
   });
@@ -165,27 +164,21 @@ ffi::Error unique_ids_handler(Pool pool, ffi::AnyBuffer ids, Result unique, Resu
 ffi::Error aggregate_handler(Pool pool, ffi::AnyBuffer positions, ffi::AnyBuffer values, ffi::AnyBuffer counts,
                              Result shard, attr::Divisor divisor) {
   const auto problem = check_aggregate(positions, values, counts, *divisor, *shard);
-  if (problem.has_error()) return problem.error();
-  return launch(pool, [&](const Context& context) {
-    with_float(values.element_type(), [&](auto element) {
-      using T = decltype(element);
-      aggregate(*problem, data<const int32_t>(positions), data<const T>(values), data<const int32_t>(counts), *divisor,
-                data<T>(*shard), context);
-    });
-  });
+  return launch(pool, problem, for_float(values.element_type(), [&](auto element, const Context& context) {
+    using T = decltype(element);
+    aggregate(*problem, data<const int32_t>(positions), data<const T>(values), data<const int32_t>(counts), *divisor,
+              data<T>(*shard), context);
+  }));
 }
 
 ffi::Error aggregate_encode_handler(Pool pool, ffi::AnyBuffer positions, ffi::AnyBuffer values, ffi::AnyBuffer counts,
                                     Result words, Result units, Result count, attr::Divisor divisor, attr::Size size) {
   const auto problem = check_aggregate_encode(positions, values, counts, *divisor, *size, *words, *units, *count);
-  if (problem.has_error()) return problem.error();
-  return launch(pool, [&](const Context& context) {
-    with_float(values.element_type(), [&](auto element) {
-      using T = decltype(element);
-      aggregate_encode(*problem, data<const int32_t>(positions), data<const T>(values), data<const int32_t>(counts),
-                       *divisor, data<uint32_t>(*words), data<T>(*units), data<int32_t>(*count), context);
-    });
-  });
+  return launch(pool, problem, for_float(values.element_type(), [&](auto element, const Context& context) {
+    using T = decltype(element);
+    aggregate_encode(*problem, data<const int32_t>(positions), data<const T>(values), data<const int32_t>(counts),
+                     *divisor, data<uint32_t>(*words), data<T>(*units), data<int32_t>(*count), context);
+  }));
 }
 
 ffi::Error aggregate_for_others_handler(Pool pool, ffi::AnyBuffer positions, ffi::AnyBuffer values,
@@ -193,54 +186,42 @@ ffi::Error aggregate_for_others_handler(Pool pool, ffi::AnyBuffer positions, ffi
                                         attr::Divisor divisor, attr::Size size) {
   const auto problem =
       check_aggregate_for_others(positions, values, counts, *divisor, *size, *words, *units, *held, *nonzero);
-  if (problem.has_error()) return problem.error();
-  return launch(pool, [&](const Context& context) {
-    with_float(values.element_type(), [&](auto element) {
-      using T = decltype(element);
-      aggregate_for_others(*problem, data<const int32_t>(positions), data<const T>(values),
-                           data<const int32_t>(counts), *divisor, data<uint32_t>(*words), data<T>(*units),
-                           data<int32_t>(*held), data<int32_t>(*nonzero), context);
-    });
-  });
+  return launch(pool, problem, for_float(values.element_type(), [&](auto element, const Context& context) {
+    using T = decltype(element);
+    aggregate_for_others(*problem, data<const int32_t>(positions), data<const T>(values),
+                         data<const int32_t>(counts), *divisor, data<uint32_t>(*words), data<T>(*units),
+                         data<int32_t>(*held), data<int32_t>(*nonzero), context);
+  }));
 }
 
 ffi::Error encode_handler(Pool pool, ffi::AnyBuffer shard, Result words, Result values, Result count) {
   const auto problem = check_encode(shard, *words, *values, *count);
-  if (problem.has_error()) return problem.error();
-  return launch(pool, [&](const Context& context) {
-    with_bits(shard.element_type(), [&](auto bits) {
-      using Bits = decltype(bits);
-      hash_bitmap_encode(*problem, data<const Bits>(shard), data<uint32_t>(*words), data<Bits>(*values),
-                         data<int32_t>(*count), context);
-    });
-  });
+  return launch(pool, problem, for_bits(shard.element_type(), [&](auto bits, const Context& context) {
+    using Bits = decltype(bits);
+    hash_bitmap_encode(*problem, data<const Bits>(shard), data<uint32_t>(*words), data<Bits>(*values),
+                       data<int32_t>(*count), context);
+  }));
 }
 
 ffi::Error decode_handler(Pool pool, ffi::AnyBuffer words, ffi::AnyBuffer values, Result out, attr::Seed seed) {
   const auto problem = check_decode(words, values, *out);
-  if (problem.has_error()) return problem.error();
-  return launch(pool, [&](const Context& context) {
-    with_bits(values.element_type(), [&](auto bits) {
-      using Bits = decltype(bits);
-      hash_bitmap_decode(*problem, data<const uint32_t>(words), data<const Bits>(values), *seed, data<Bits>(*out),
-                         context);
-    });
-  });
+  return launch(pool, problem, for_bits(values.element_type(), [&](auto bits, const Context& context) {
+    using Bits = decltype(bits);
+    hash_bitmap_decode(*problem, data<const uint32_t>(words), data<const Bits>(values), *seed, data<Bits>(*out),
+                       context);
+  }));
 }
 
 ffi::Error place_own_handler(Pool pool, ffi::AnyBuffer x, ffi::AnyBuffer words, ffi::AnyBuffer positions,
                              ffi::AnyBuffer values, ffi::AnyBuffer counts, Result placed, attr::Divisor divisor,
                              attr::Seed seed) {
   const auto problem = check_place_own(x, words, positions, values, counts, *divisor, *placed);
-  if (problem.has_error()) return problem.error();
-  begin_as(x, placed);
-  return launch(pool, [&](const Context& context) {
-    with_float(x.element_type(), [&](auto element) {
-      using T = decltype(element);
-      place_own(*problem, data<const uint32_t>(words), data<const int32_t>(positions), data<const T>(values),
-                data<const int32_t>(counts), *divisor, *seed, data<T>(*placed), context);
-    });
-  });
+  return launch(pool, problem, for_float(x.element_type(), [&](auto element, const Context& context) {
+    begin_as(x, placed);
+    using T = decltype(element);
+    place_own(*problem, data<const uint32_t>(words), data<const int32_t>(positions), data<const T>(values),
+              data<const int32_t>(counts), *divisor, *seed, data<T>(*placed), context);
+  }));
 }
 
 ffi::Error pack_handler(Pool pool, ffi::AnyBuffer head, ffi::AnyBuffer positions, ffi::AnyBuffer values,
@@ -248,10 +229,9 @@ ffi::Error pack_handler(Pool pool, ffi::AnyBuffer head, ffi::AnyBuffer positions
   const auto messages = buffers(results);
   if (messages.has_error()) return messages.error();
   const auto problem = check_pack(head, positions, values, counts, capacity, *messages);
-  if (problem.has_error()) return problem.error();
   const std::vector<uint32_t*> to = pointers<uint32_t>(*messages);
   const PartsToPack parts{data<const int32_t>(head), data<const int32_t>(positions), data<const char>(values)};
-  return launch(pool, [&](const Context& context) {
+  return launch(pool, problem, [&](const Context& context) {
     pack(*problem, parts, data<const int32_t>(counts), beyond, to, context);
   });
 }
@@ -274,9 +254,8 @@ XLA_FFI_Error* call_pack(XLA_FFI_CallFrame* frame) {
 
 ffi::Error unpack_handler(Pool pool, ffi::AnyBuffer messages, Result head, Result positions, Result values) {
   const auto problem = check_unpack(messages, *head, *positions, *values);
-  if (problem.has_error()) return problem.error();
   const UnpackedParts parts{data<int32_t>(*head), data<int32_t>(*positions), data<char>(*values)};
-  return launch(pool, [&](const Context& context) {
+  return launch(pool, problem, [&](const Context& context) {
     unpack(*problem, data<const uint32_t>(messages), parts, context);
   });
 }
@@ -284,8 +263,7 @@ ffi::Error unpack_handler(Pool pool, ffi::AnyBuffer messages, Result head, Resul
 ffi::Error unpack_joined_handler(Pool pool, ffi::AnyBuffer messages, ffi::AnyBuffer counts, Result positions,
                                  Result values, attr::Capacity capacity) {
   const auto problem = check_unpack_joined(messages, counts, *positions, *values, *capacity);
-  if (problem.has_error()) return problem.error();
-  return launch(pool, [&](const Context& context) {
+  return launch(pool, problem, [&](const Context& context) {
     unpack_joined(*problem, data<const uint32_t>(messages), data<const int32_t>(counts), data<int32_t>(*positions),
                   data<char>(*values), context);
   });
@@ -338,8 +316,7 @@ ffi::Error room_handler(ffi::AnyBuffer like, Result room) { return check_room(li
 ffi::Error hierarchical_hash_handler(Pool pool, ffi::AnyBuffer indices, Result memory, Result counts, Result overflow,
                                      attr::N n, attr::R1 r1, attr::R2 r2, attr::K k, attr::Seed seed) {
   const auto problem = check_hierarchical_hash(indices, *n, *r1, *r2, *k, *memory, *counts, *overflow);
-  if (problem.has_error()) return problem.error();
-  return launch(pool, [&](const Context& context) {
+  return launch(pool, problem, [&](const Context& context) {
     hierarchical_hash(*problem, data<const uint32_t>(indices), *seed, data<uint32_t>(*memory), data<int32_t>(*counts),
                       data<int32_t>(*overflow), context);
   });
@@ -372,16 +349,13 @@ ffi::Error send_largest_handler(Pool pool, ffi::AnyBuffer update, ffi::AnyBuffer
                                 Result new_velocity, attr::Rank rank, attr::Momentum momentum, attr::Chunks chunks) {
   const auto problem = check_send_largest(update, *rank, residual, velocity, scale, bounds, *chunks, *sent,
                                           *new_residual, *new_velocity);
-  if (problem.has_error()) return problem.error();
-  return launch(pool, [&](const Context& context) {
-    with_float(update.element_type(), [&](auto element) {
-      using T = Accumulator<decltype(element)>;
-      auto arrays = arrays_of<decltype(element)>(update, residual, sent, new_residual);
-      set_velocity(arrays, velocity, new_velocity);
-      send_largest(*problem, arrays, data<const LargestBounds>(bounds), data<const T>(scale), *momentum, *chunks,
-                   context);
-    });
-  });
+  return launch(pool, problem, for_float(update.element_type(), [&](auto element, const Context& context) {
+    using T = Accumulator<decltype(element)>;
+    auto arrays = arrays_of<decltype(element)>(update, residual, sent, new_residual);
+    set_velocity(arrays, velocity, new_velocity);
+    send_largest(*problem, arrays, data<const LargestBounds>(bounds), data<const T>(scale), *momentum, *chunks,
+                 context);
+  }));
 }
 
 ffi::Error list_largest_handler(Pool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual, ffi::AnyBuffer velocity,
@@ -390,41 +364,32 @@ ffi::Error list_largest_handler(Pool pool, ffi::AnyBuffer update, ffi::AnyBuffer
                                 attr::Momentum momentum, attr::Chunks chunks) {
   const auto problem = check_list_largest(update, *rank, residual, velocity, scale, bounds, *chunks, *indices, *values,
                                           *count, *new_residual, *new_velocity);
-  if (problem.has_error()) return problem.error();
-  const int64_t room = indices->dimensions().back();
-  return launch(pool, [&](const Context& context) {
-    with_float(update.element_type(), [&](auto element) {
-      using Update = decltype(element);
-      auto arrays = arrays_of<Update>(update, residual, new_residual);
-      arrays.list = {data<int32_t>(*indices), data<Update>(*values), data<int32_t>(*count), room};
-      set_velocity(arrays, velocity, new_velocity);
-      send_largest(*problem, arrays, data<const LargestBounds>(bounds), data<const Accumulator<Update>>(scale),
-                   *momentum, *chunks, context);
-    });
-  });
+  return launch(pool, problem, for_float(update.element_type(), [&](auto element, const Context& context) {
+    const int64_t room = indices->dimensions().back();
+    using Update = decltype(element);
+    auto arrays = arrays_of<Update>(update, residual, new_residual);
+    arrays.list = {data<int32_t>(*indices), data<Update>(*values), data<int32_t>(*count), room};
+    set_velocity(arrays, velocity, new_velocity);
+    send_largest(*problem, arrays, data<const LargestBounds>(bounds), data<const Accumulator<Update>>(scale),
+                 *momentum, *chunks, context);
+  }));
 }
 
 ffi::Error send_drawn_handler(Pool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual, ffi::AnyBuffer step,
                               Result sent, Result new_residual, attr::Rank rank, attr::K k) {
   const auto problem = check_send_drawn(update, *rank, residual, step, *k, *sent, *new_residual);
-  if (problem.has_error()) return problem.error();
-  return launch(pool, [&](const Context& context) {
-    with_float(update.element_type(), [&](auto element) {
-      const auto arrays = arrays_of<decltype(element)>(update, residual, sent, new_residual);
-      send_drawn(*problem, arrays, data<const uint32_t>(step), *k, context);
-    });
-  });
+  return launch(pool, problem, for_float(update.element_type(), [&](auto element, const Context& context) {
+    const auto arrays = arrays_of<decltype(element)>(update, residual, sent, new_residual);
+    send_drawn(*problem, arrays, data<const uint32_t>(step), *k, context);
+  }));
 }
 
 ffi::Error send_reaching_handler(Pool pool, ffi::AnyBuffer update, ffi::AnyBuffer residual, Result sent,
                                  Result new_residual, attr::Rank rank, attr::Key key) {
   const auto problem = check_send_reaching(update, *rank, residual, *sent, *new_residual);
-  if (problem.has_error()) return problem.error();
-  return launch(pool, [&](const Context& context) {
-    with_float(update.element_type(), [&](auto element) {
-      send_reaching(*problem, arrays_of<decltype(element)>(update, residual, sent, new_residual), *key, context);
-    });
-  });
+  return launch(pool, problem, for_float(update.element_type(), [&](auto element, const Context& context) {
+    send_reaching(*problem, arrays_of<decltype(element)>(update, residual, sent, new_residual), *key, context);
+  }));
 }
 
 }  // namespace

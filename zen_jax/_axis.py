@@ -95,6 +95,12 @@ def check_not_reduced(name: str, x: Array, axis_name: AxisName) -> None:
     """Refuses a gradient that shard_map(check_vma=True) knows to be the same on every worker."""
     axes = axis_names(axis_name)
     reduced = [axis for axis in axes if axis in varying(lax.axis_index(axis)) and axis not in varying(x)]
+    if pending := [axis for axis in reduced if axis in jax.typeof(x).manual_axis_type.unreduced]:
+        raise ValueError(
+            f"{name} is unreduced over axis {pending[0]!r}, as gradients of parameters cast to 'reduced' are, and only "
+            f"psum takes it. Make the parameters vary instead (jax.lax.pcast(params, {axis_name!r}, to='varying')), "
+            "set check_vma=False, or use zen_jax.value_and_grad."
+        )
     if reduced:
         raise ValueError(
             f"{name} does not vary over axis {reduced[0]!r}: it is already reduced, and averaging it again would give "

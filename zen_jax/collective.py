@@ -132,4 +132,4 @@ def _capacities(capacity: Capacity, scheme: str, n: int) -> tuple[int | None, ..
         if value is not None:
             errors.check_capacity(value)
     registry.check_exchanges(capacities, scheme, n)
-    return capacities
+    return tuple(value if value is None else int(value) for value in capacities)  # NumPy's would widen counts

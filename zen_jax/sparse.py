@@ -146,12 +146,13 @@ def nan_if_altered(gradient: SparseGradient) -> SparseGradient:
         )
     errors.check_dtype("indices of a SparseGradient", gradient.indices.dtype, jnp.int32)
     indices, values = jnp.asarray(gradient.indices), jnp.asarray(gradient.values)
+    count = jnp.asarray(gradient.count, jnp.int32)  # a sum is int64 under x64
     mark = jnp.where(is_cleared(gradient.mark, indices, values), MARK, gradient.mark)
-    intact = is_intact(mark, indices, used=jnp.arange(indices.size, dtype=jnp.int32) < gradient.count)
+    intact = is_intact(mark, indices, used=jnp.arange(indices.size, dtype=jnp.int32) < count)
     return replace(
         gradient,
         indices=indices.at[:1].set(jnp.where(intact, indices[:1], 0)),
         values=values.at[:1].set(jnp.where(intact, values[:1], jnp.nan)),
-        count=jnp.where(intact, gradient.count, 1),
+        count=jnp.where(intact, count, 1),
         mark=mark,
     )

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "cuda/common/keys.h"
@@ -134,21 +135,18 @@ class Feedback {
   static bool never(int64_t, Bits) { return false; }
   static void ignored(int64_t, const uint16_t*, int64_t) {}
 
+  // Calls body(r, range) for each range. Returns what these return, if anything.
   template <typename Body>
-  void for_each_range(Body&& body) const {
-    context_.parallel.run(ranges_, [&](int64_t r) {
-      const FlushSubnormals flush;
-      body(r, range_of(r, ranges_, leaf_.size, kMaskGrain));
-    });
-  }
-
-  // What body(r, range) returns for each range.
-  template <typename Body>
-  auto results_of_ranges(Body&& body) const {
-    return context_.parallel.results(ranges_, [&](int64_t r) {
+  auto for_each_range(Body&& body) const {
+    const auto task = [&](int64_t r) {
       const FlushSubnormals flush;
       return body(r, range_of(r, ranges_, leaf_.size, kMaskGrain));
-    });
+    };
+    if constexpr (std::is_void_v<decltype(task(0))>) {
+      context_.parallel.run(ranges_, task);
+    } else {
+      return context_.parallel.results(ranges_, task);
+    }
   }
 
   template <typename Body>
@@ -193,7 +191,7 @@ class Feedback {
   // Sends what reaches the top of the bracket at once, and what lies in it once the threshold is known. Returns false,
   // with everything accumulated and nothing sent, if the threshold lies elsewhere.
   bool send_within(Bracket<Bits> bracket, int64_t least, int64_t most, const Probes<Bits>& first) const {
-    const auto passes = results_of_ranges([&](int64_t, Range range) { return pass(range, bracket, most); });
+    const auto passes = for_each_range([&](int64_t, Range range) { return pass(range, bracket, most); });
     int64_t reaching = 0, between = 0;
     bool misled = false;
     for (const Pass& pass : passes) {
@@ -216,7 +214,7 @@ class Feedback {
       ties[r] = std::count(passes[r].keys.begin(), passes[r].keys.end(), cut.threshold);
     }
     ties = cut.allot(ties);
-    const auto late = results_of_ranges([&](int64_t r, Range) {
+    const auto late = for_each_range([&](int64_t r, Range) {
       const Pass& pass = passes[r];
       SentLog<Update> log;
       int64_t ties_left = ties[r];
@@ -278,7 +276,7 @@ class Feedback {
       SentLog<Update> reaching;
       SentLog<Update> tied;
     };
-    const auto logs = results_of_ranges([&](int64_t r, Range range) {
+    const auto logs = for_each_range([&](int64_t r, Range range) {
       Room room(leaf_.isa);
       Logs logs;
       int64_t ties_left = ties[r];
@@ -306,7 +304,7 @@ class Feedback {
   };
 
   std::vector<Reach> reach_by_range(const Probes<Bits>& probes) const {
-    return results_of_ranges([&](int64_t, Range range) {
+    return for_each_range([&](int64_t, Range range) {
       Reach reach;
       alignas(kCacheLine) Bits drawn[kBlock];
       for_each_block(range, [&](int64_t begin, int64_t count) {

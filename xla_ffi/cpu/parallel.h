@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <type_traits>
 #include <vector>
 
 namespace zen {
@@ -18,6 +19,7 @@ class Parallel {
   // side in a vector, it would lie in cache lines that other threads write to all along.
   template <typename Body>
   auto results(int64_t tasks, Body&& body) const {
+    static_assert(!std::is_same_v<decltype(body(tasks)), bool>, "std::vector<bool> shares bytes among tasks");
     std::vector<decltype(body(tasks))> results(tasks);
     run(tasks, [&](int64_t task) { results[task] = body(task); });
     return results;

@@ -31,7 +31,7 @@ void place_own(const DecodeProblem& p, const uint32_t* words, const int32_t* pos
       T* const to = x + (item * p.units + unit) * p.width;
       for (int64_t i = 0; i < p.width; ++i) {
         T mean;
-        round_to(without_negative_zero(widen(values[entry * p.width + i]) * reciprocal), &mean);
+        round_to(widen(values[entry * p.width + i]) * reciprocal, &mean);
         to[i] = without_negative_zero(mean);
       }
     }

@@ -104,7 +104,8 @@ def dense_to_coo(sent: Array, room: int) -> CooArrays:
 
 
 def _bounds(least: Array | int, most: Array | int, size: int) -> tuple[Array, Array]:
-    """Both as int32 []; raises a ValueError if they are known and not 1 <= least <= most <= size."""
+    """Both as int32 []; a ValueError for no elements, or if those that are known break 1 <= least <= most <= size."""
+    errors.check_at_least("update.size", size, 1)
     selection.check_size(size)
     last = size
     for name, value in (("most", most), ("least", least)):

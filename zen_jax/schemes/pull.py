@@ -7,7 +7,7 @@ header, and only what exceeds it needs another message.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,10 +50,10 @@ class PullFormat(ABC):
     width: int
     dtype: jnp.dtype
 
-    @property
-    def joins_header(self) -> bool:
-        """Whether units are sent as words, which may go along with a header."""
-        return True
+    joins_header: ClassVar[bool] = True
+    """Whether units are sent as words, which may go along with a header."""
+    lists_positions: ClassVar[bool] = False
+    """Whether each unit is sent with its position."""
 
     @property
     def header_bytes(self) -> int:
@@ -86,9 +86,11 @@ class PullFormat(ABC):
         """All servers' messages to this worker [n, ...]."""
         return _axis.all_gather(messages[0], axis_name)
 
-    @abstractmethod
     def unpack(self, messages: Array, header_words: int, capacity: int) -> tuple[Array, Units]:
         """The inverse of `pack`, on all servers' messages [n, ...]: headers uint32 [n, H] and units."""
+        listed = capacity if self.lists_positions else 0
+        heads, *units = message.unpack(messages, header_words, listed, capacity, self.width, self.dtype)
+        return lax.bitcast_convert_type(heads, jnp.uint32), Units(*units)
 
     def counts(self, headers: Array, axis_name: AxisName) -> tuple[Array, Array]:
         """From headers [n, H]: units in each server's fullest message, and non-zero units of its shard, int32 [n]."""
@@ -116,9 +118,6 @@ class HashBitmap(PullFormat):
     def encode(self, received: Received, axis_name: AxisName) -> Outgoing:
         words, values, count = received.hash_bitmap()
         return _for_all(count, values, words=words)
-
-    def unpack(self, messages: Array, header_words: int, capacity: int) -> tuple[Array, Units]:
-        return _unpacked(messages, header_words, 0, capacity, self)
 
     def decode(self, headers: Array, units: Units) -> Array:
         return self.partitioning.decode(self.words(headers), units.values)
@@ -181,15 +180,14 @@ class Bitmap(HashBitmap):
 class Coo(PullFormat):
     """Position and values of each non-zero unit."""
 
+    lists_positions = True
+
     def body_bytes(self, capacity: int) -> int:
         return coo.message_bytes(capacity, self.width, self.dtype) - WORD_BYTES  # the count is in the header
 
     def encode(self, received: Received, axis_name: AxisName) -> Outgoing:
         positions, values, counts = kernels.partition(received.shard(), 1, self.partitioning.size)
         return _for_all(counts[0], values[0], positions=positions[0])
-
-    def unpack(self, messages: Array, header_words: int, capacity: int) -> tuple[Array, Units]:
-        return _unpacked(messages, header_words, capacity, capacity, self)
 
     def decode(self, headers: Array, units: Units) -> Array:
         # No two servers share a unit: the sum over them only puts units where they belong.
@@ -200,9 +198,7 @@ class Coo(PullFormat):
 class Dense(PullFormat):
     """The whole shard, zeros included, as it is."""
 
-    @property
-    def joins_header(self) -> bool:
-        return False
+    joins_header = False
 
     def body_bytes(self, capacity: int) -> int:
         return self.partitioning.size * self.width * jnp.dtype(self.dtype).itemsize
@@ -233,11 +229,6 @@ def _for_all(count: Array, values: Array, words: Array | None = None, positions:
     words = jnp.zeros_like(values, jnp.uint32, shape=(0,)) if words is None else words
     positions = jnp.zeros_like(count, shape=(0,)) if positions is None else positions
     return Outgoing(words[None], count[None], Units(positions[None], values[None]), count)
-
-
-def _unpacked(messages: Array, header_words: int, listed: int, capacity: int, pull: PullFormat) -> tuple[Array, Units]:
-    heads, positions, values = message.unpack(messages, header_words, listed, capacity, pull.width, pull.dtype)
-    return lax.bitcast_convert_type(heads, jnp.uint32), Units(positions, values)
 
 
 PULL_FORMATS: dict[str, type[PullFormat]] = {
