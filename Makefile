@@ -40,7 +40,7 @@ lint: $(INSTALLED)  ## ruff
 
 bazel: $(INSTALLED)  ## build and test with Bazel, which itself needs no network
 	$(PIP) pybind11
-	ZEN_PYTHON=$(abspath $(VENV)/bin/python) $(BAZEL) test //...
+	ZEN_PYTHON="$(abspath $(VENV)/bin/python)" $(BAZEL) test //...
 
 bench: $(INSTALLED)  ## time the kernels against their floors
 	$(VENV)/bin/python -m benchmarks.kernels $(ARGS)

@@ -287,6 +287,11 @@ def test_figures(zen_jax):
 # --- help -------------------------------------------------------------------------------------------------------
 
 
+def test_version(zen_jax):
+    code, printed, _ = zen_jax("--version")
+    assert (code, printed) == (0, f"zen-jax {zen.__version__}\n")
+
+
 def test_alone_it_helps(zen_jax):
     code, printed, _ = zen_jax()
     assert code == DONE

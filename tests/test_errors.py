@@ -54,6 +54,7 @@ def all_reduce(stack=GRADIENT, axis_name=harness.AXIS, **options):
         ({"seed": 2**32}, (f"seed={2**32}", "from 0 to 2**32 - 1")),
         ({"axis_name": ["w"]}, ("axis_name=['w']", "tuple")),
         ({"axis_name": 0}, ("axis_name=0", "Give a name")),
+        ({"axis_name": None}, ("axis_name=None", "Give a name")),
         ({"intra_axis": ("a", 0)}, ("intra_axis=('a', 0)", "Give a name")),
         ({"intra_axis": ["w"]}, ("intra_axis=['w']", "tuple")),
         ({"intra_axis": ("a", "a")}, ("intra_axis=('a', 'a')", "different")),

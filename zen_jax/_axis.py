@@ -21,8 +21,8 @@ PART = 1 << 15  # bytes that a worker sends to another at a time, over gloo
 def axis_names(axis_name: AxisName, argument: str = "axis_name") -> tuple:
     """The names in an axis; raises a ValueError for anything that cannot be one."""
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-    # JAX reads integers as positions of dimensions, not as named axes.
-    named = all(isinstance(name, Hashable) and not isinstance(name, int) for name in names)
+    # JAX reads integers as positions of dimensions, not as named axes, and None as no axis.
+    named = all(isinstance(name, Hashable) and not isinstance(name, int | None) for name in names)
     if not names or not named or len(set(names)) < len(names):
         raise ValueError(
             f"{argument}={axis_name!r} is not an axis name. Give a name, or several different ones as a tuple."

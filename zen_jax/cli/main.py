@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import jax
 
+from zen_jax import __version__
 from zen_jax.cli import bench, estimate, info, output, plan, profile, simulate
 
 COMMANDS = {
@@ -85,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
         description="Measures how sparse gradients are, and plans, estimates and times their synchronisation.",
         epilog="zen-jax COMMAND --help shows a command's options, with examples.",
     )
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, module in COMMANDS.items():
         summary = module.__doc__.split("\n")[0]
