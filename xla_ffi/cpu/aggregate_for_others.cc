@@ -87,7 +87,8 @@ void aggregate_for_others(const AggregateEncodeProblem& p, const int32_t* positi
     const KeepSubnormals keep;
     const int64_t b = task / ranges, r = task % ranges;
     const Range range = range_of(r, ranges, p.size, kBitsPerWord);
-    if (range.begin == range.end) return found;  // blocks of sums are of several units, however wide
+    // Blocks of sums are of several units, however wide; memory for units without width may have no address.
+    if (range.begin == range.end || p.width == 0) return found;
     const uint32_t* const item = words + b * p.n * stride;
     T* const out = units + b * p.n * p.room * p.width;
     const int64_t* const of_range = &before[(b * (ranges + 1) + r) * p.n];

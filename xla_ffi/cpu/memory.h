@@ -19,7 +19,7 @@ template <typename T>
 inline void copy_unit(T* to, const T* from, int64_t width) {
   if (width == 1) {
     *to = *from;
-  } else if (width != 0) {  // memory of no units may have no address
+  } else {
     std::memcpy(to, from, width * sizeof(T));
   }
 }
