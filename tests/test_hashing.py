@@ -7,6 +7,7 @@ import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 
 import zen_jax as zen
 
@@ -81,6 +82,19 @@ def test_hashing_traces():
     """The same under jit as outside it."""
     index = np.arange(100, dtype=np.int32)
     np.testing.assert_array_equal(server_of(index, 7, 5), oracle.server_of(index, 7, 5))
+
+
+@pytest.mark.parametrize("n", [0, 2.0, 2**16])
+def test_servers_that_cannot_be(n):
+    refuses(lambda: zen.hashing.server_of(np.arange(4), n), f"n={n}")
+    refuses(lambda: zen.hashing.position_of(np.arange(4), n), f"n={n}")
+    refuses(lambda: zen.hashing.index_of(0, np.arange(4), n), f"n={n}")
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 0.5])
+def test_seeds_that_cannot_be(seed):
+    refuses(lambda: zen.hashing.server_of(np.arange(4), 2, seed), f"seed={seed}")
+    refuses(lambda: zen.hashing.index_of(0, np.arange(4), 2, seed), f"seed={seed}")
 
 
 # Theorem 2: the fullest server holds at most mu + 6 sqrt(mu) of m indices, mu = m / n, except with a probability

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from zen_jax import errors
 from zen_jax._typing import Array, ArrayLike
 
 EMPTY_SLOT = np.uint32(0xFFFFFFFF)
@@ -98,33 +99,42 @@ def offset_in_tile(server: ArrayLike, rotation: Array, n: int) -> Array:
 def server_of(idx: ArrayLike, n: int, seed: int = 0) -> Array:
     """The server (int32, 0 to n-1) that owns each unit index, below 2**31, under the tile rotation.
 
+    Raises a ValueError for an n that is not from 1 to 65535, or a seed that is not a uint32.
+
     >>> import numpy as np
     >>> server_of(np.arange(8), n=4).tolist()
     [0, 1, 2, 3, 3, 0, 1, 2]
     """
+    errors.check_workers(n)
+    errors.check_seed(seed)
     idx = _uint32(idx)
     rotation = tile_rotation(idx // np.uint32(n), n, seed)
     return ((idx % np.uint32(n) + rotation) % np.uint32(n)).astype(np.int32)
 
 
 def position_of(idx: ArrayLike, n: int) -> Array:
-    """The position (int32) of each unit index on the server that owns it: its tile.
+    """The position (int32) of each unit index on the server that owns it: its tile. Errors are those of `server_of`.
 
     >>> import numpy as np
     >>> position_of(np.arange(8), n=4).tolist()
     [0, 0, 0, 0, 1, 1, 1, 1]
     """
+    errors.check_workers(n)
     return (_uint32(idx) // np.uint32(n)).astype(np.int32)
 
 
 def index_of(server: ArrayLike, position: ArrayLike, n: int, seed: int = 0) -> Array:
     """The unit index (int32, below 2**31) at `position` on `server`: the inverse of `server_of` and `position_of`.
 
+    Errors are those of `server_of`.
+
     >>> import numpy as np
     >>> idx = np.arange(12)
     >>> index_of(server_of(idx, 4, seed=7), position_of(idx, 4), 4, seed=7).tolist() == idx.tolist()
     True
     """
+    errors.check_workers(n)
+    errors.check_seed(seed)
     position = _uint32(position)
     rotation = tile_rotation(position, n, seed)
     return (position * np.uint32(n) + offset_in_tile(server, rotation, n)).astype(np.int32)
