@@ -136,15 +136,24 @@ class ServerWord {
   Bits loaded_[kInFlight];  // the first of them
 };
 
+// A block's shared memory in decode_elements.
+struct DecodeElementsShared {
+  uint4* vectors;   // [kBlockVectors], its outputs
+  uint16_t* table;  // of rotations
+
+  __host__ __device__ DecodeElementsShared(SharedArena& arena, const DecodeParams& params)
+      : vectors(arena.take<uint4>(kBlockVectors)), table(arena.take<uint16_t>(params.table_room)) {}
+};
+
 // Bit-driven: a thread takes one word of one server and puts its values in their places in shared memory, from where
 // the block's outputs, zeros included, are written in order.
 template <typename Bits>
 __global__ void __launch_bounds__(kThreads, 3) decode_elements(const __grid_constant__ DecodeParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  uint4* const vectors = arena.take<uint4>(kBlockVectors);
+  const DecodeElementsShared shared(arena, params);
+  uint4* const vectors = shared.vectors;
   Bits* const expanded = reinterpret_cast<Bits*>(vectors);
-  uint16_t* const table = arena.take<uint16_t>(params.table_room);
 
   const DecodeProblem& problem = params.problem;
   const DecodeBlock block(params);
@@ -167,7 +176,7 @@ __global__ void __launch_bounds__(kThreads, 3) decode_elements(const __grid_cons
   };
   const HashedRotations hashed = {block.first_tile, n, params.seed};
   if (params.table_room > 0) {
-    expand(RotationTable(table, params.table_room, hashed));
+    expand(RotationTable(shared.table, params.table_room, hashed));
   } else {
     expand(hashed);
   }
@@ -183,12 +192,20 @@ __global__ void __launch_bounds__(kThreads, 3) decode_elements(const __grid_cons
   for (uint32_t i = whole * Vector<Bits>::kSize + threadIdx.x; i < block.units; i += kThreads) out[i] = expanded[i];
 }
 
+// A block's shared memory in decode_rows.
+struct DecodeRowsShared {
+  int64_t* sources;  // of its units, in units from `values`; -1 for a zero row
+
+  __host__ __device__ DecodeRowsShared(SharedArena& arena, const DecodeParams& params)
+      : sources(arena.take<int64_t>(params.units_per_chunk)) {}
+};
+
 // Unit-driven: a thread finds the place in `values` of one unit's row, then the lanes that share a row copy it.
 template <typename Bits>
 __global__ void __launch_bounds__(kThreads, 2) decode_rows(const __grid_constant__ DecodeParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  int64_t* const sources = arena.take<int64_t>(params.units_per_chunk);  // in units from `values`; -1 for a zero row
+  int64_t* const sources = DecodeRowsShared(arena, params).sources;
 
   const DecodeProblem& problem = params.problem;
   const DecodeBlock block(params);
@@ -237,15 +254,11 @@ uint32_t words_per_block(int64_t n, int64_t units) {
 
 template <typename Bits>
 cudaError_t launch_decode(const DecodeParams& params, cudaStream_t stream) {
-  SharedArena arena = SharedArena::for_measuring();
   const int64_t blocks = params.problem.batch * params.chunks;
   if (params.problem.width > 1) {
-    arena.take<int64_t>(params.units_per_chunk);
-    return launch(decode_rows<Bits>, blocks, arena.used(), stream, params);
+    return launch(decode_rows<Bits>, blocks, shared_bytes<DecodeRowsShared>(params), stream, params);
   }
-  arena.take<uint4>(kBlockVectors);
-  arena.take<uint16_t>(params.table_room);
-  return launch(decode_elements<Bits>, blocks, arena.used(), stream, params);
+  return launch(decode_elements<Bits>, blocks, shared_bytes<DecodeElementsShared>(params), stream, params);
 }
 
 // Words of every server that a block of decode_elements has room for.

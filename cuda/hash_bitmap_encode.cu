@@ -15,13 +15,32 @@ struct EncodeParams {
   void* values;
 };
 
+// A block's shared memory in encode_elements.
+template <typename Bits>
+struct EncodeElementsShared : CompactionShared {
+  Bits* staged;  // the chunk's non-zeros
+
+  __host__ __device__ explicit EncodeElementsShared(SharedArena& arena)
+      : CompactionShared(arena), staged(arena.take<Bits>(ElementChunk<Bits>::kPerBlock)) {}
+};
+
+// A block's shared memory in encode_rows.
+struct EncodeRowsShared : CompactionShared {
+  uint32_t* words;    // the bitmap of the chunk's rows
+  uint16_t* offsets;  // of the non-zero ones
+
+  __host__ __device__ EncodeRowsShared(SharedArena& arena, const EncodeParams& params)
+      : CompactionShared(arena),
+        words(arena.take<uint32_t>(params.rows_per_chunk / kBitsPerWord)),
+        offsets(arena.take<uint16_t>(params.rows_per_chunk)) {}
+};
+
 template <typename Bits>
 __global__ void __launch_bounds__(kThreads, 2) encode_elements(const __grid_constant__ EncodeParams params) {
   using Chunk = ElementChunk<Bits>;
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  const CompactionShared shared(arena);
-  Bits* const staged = arena.take<Bits>(Chunk::kPerBlock);
+  const EncodeElementsShared<Bits> shared(arena);
 
   const EncodeProblem& problem = params.problem;
   const CompactionBlock block(params.compaction, shared);
@@ -32,45 +51,45 @@ __global__ void __launch_bounds__(kThreads, 2) encode_elements(const __grid_cons
     params.words[block.batch * problem.words + word] = chunk.word();
   }
   block.announce(chunk.nonzeros());
-  chunk.for_each_nonzero([&](uint32_t rank, Bits element) { staged[rank] = element; });
+  chunk.for_each_nonzero([&](uint32_t rank, Bits element) { shared.staged[rank] = element; });
 
   const int64_t before = block.place(chunk.nonzeros());
   const uint32_t fitting = block.fitting(before, chunk.nonzeros());
   Bits* const values = static_cast<Bits*>(params.values) + block.batch * problem.capacity + before;
-  for (uint32_t s = threadIdx.x; s < fitting; s += kThreads) values[s] = staged[s];
+  for (uint32_t s = threadIdx.x; s < fitting; s += kThreads) values[s] = shared.staged[s];
 }
 
 template <typename Bits>
 __global__ void __launch_bounds__(kThreads, 2) encode_rows(const __grid_constant__ EncodeParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  const CompactionShared shared(arena);
-  const int word_count = params.rows_per_chunk / static_cast<int>(kBitsPerWord);
-  uint32_t* const words = arena.take<uint32_t>(word_count);
-  uint16_t* const offsets = arena.take<uint16_t>(params.rows_per_chunk);
+  const EncodeRowsShared shared(arena, params);
 
   const EncodeProblem& problem = params.problem;
-  if (threadIdx.x < word_count) words[threadIdx.x] = 0;
+  const int word_count = params.rows_per_chunk / static_cast<int>(kBitsPerWord);
+  if (threadIdx.x < word_count) shared.words[threadIdx.x] = 0;
   const CompactionBlock block(params.compaction, shared);
   const int64_t first = int64_t{block.chunk} * params.rows_per_chunk;
   const int64_t left = problem.size - first;
   const Bits* const rows =
       static_cast<const Bits*>(params.shard) + (block.batch * problem.size + first) * problem.width;
-  mark_nonzero_rows(rows, left < params.rows_per_chunk ? left : params.rows_per_chunk, problem.width, words);
+  mark_nonzero_rows(rows, left < params.rows_per_chunk ? left : params.rows_per_chunk, problem.width,
+                    shared.words);
   __syncthreads();
-  const uint32_t word = threadIdx.x < word_count ? words[threadIdx.x] : 0;
+  const uint32_t word = threadIdx.x < word_count ? shared.words[threadIdx.x] : 0;
   const int64_t index = first / kBitsPerWord + threadIdx.x;
   if (threadIdx.x < word_count && index < problem.words) params.words[block.batch * problem.words + index] = word;
   const BlockSum sum = block_exclusive_sum(__popc(word), shared.warp_totals);
   block.announce(sum.total);
-  expand_word(word, sum.before, threadIdx.x * kBitsPerWord, offsets);
+  expand_word(word, sum.before, threadIdx.x * kBitsPerWord, shared.offsets);
 
   const int64_t before = block.place(sum.total);
   const uint32_t fitting = block.fitting(before, sum.total);
   const int lanes = lanes_per_row(ceil_div(problem.width, Vector<Bits>::kSize));
   Bits* const values = static_cast<Bits*>(params.values) + (block.batch * problem.capacity + before) * problem.width;
   for (uint32_t s = threadIdx.x / lanes; s < fitting; s += kThreads / lanes) {
-    copy_row(values + s * problem.width, rows + offsets[s] * problem.width, problem.width, lane_id() % lanes, lanes);
+    const Bits* const row = rows + shared.offsets[s] * problem.width;
+    copy_row(values + s * problem.width, row, problem.width, lane_id() % lanes, lanes);
   }
 }
 
@@ -86,16 +105,11 @@ int64_t units_per_chunk(int64_t width, int64_t element_bytes) {
 
 template <typename Bits>
 cudaError_t launch_encode(const EncodeParams& params, cudaStream_t stream) {
-  SharedArena arena = SharedArena::for_measuring();
-  CompactionShared shared(arena);
   const int64_t blocks = params.problem.batch * params.compaction.chunks;
   if (params.problem.width > 1) {
-    arena.take<uint32_t>(params.rows_per_chunk / kBitsPerWord);
-    arena.take<uint16_t>(params.rows_per_chunk);
-    return launch(encode_rows<Bits>, blocks, arena.used(), stream, params);
+    return launch(encode_rows<Bits>, blocks, shared_bytes<EncodeRowsShared>(params), stream, params);
   }
-  arena.take<Bits>(ElementChunk<Bits>::kPerBlock);
-  return launch(encode_elements<Bits>, blocks, arena.used(), stream, params);
+  return launch(encode_elements<Bits>, blocks, shared_bytes<EncodeElementsShared<Bits>>(), stream, params);
 }
 
 }  // namespace

@@ -29,13 +29,23 @@ struct ListedUnits {
   __device__ uint32_t server(uint32_t j) const { return servers[j]; }
 };
 
+// A block's shared memory, besides that for buckets.
+struct ListShared {
+  SortShared lists;
+  uint16_t* servers;  // of the chunk's listed entries
+
+  __host__ __device__ ListShared(SharedArena& arena, const ListParams& params)
+      : lists(arena, params.servers, kPerBlock), servers(arena.take<uint16_t>(kPerBlock)) {}
+};
+
 template <typename Bits>
 __global__ void __launch_bounds__(kThreads, 2) partition_list(const __grid_constant__ ListParams params) {
   ZEN_DYNAMIC_SHARED(memory);
   SharedArena arena(memory);
-  const SortShared lists(arena, params.servers, kPerBlock);
   const BucketsShared buckets(arena, params);
-  uint16_t* const servers = arena.take<uint16_t>(kPerBlock);
+  const ListShared shared(arena, params);
+  const SortShared& lists = shared.lists;
+  uint16_t* const servers = shared.servers;
 
   PartitionBlock<ChunkChain> block(params, lists, buckets, kPerBlock);
   const uint32_t n = static_cast<uint32_t>(params.problem.n);
@@ -100,13 +110,10 @@ cudaError_t partition_coo(const PartitionProblem& problem, Element element, uint
   for (int64_t server = 0; server < problem.n; server += kServersAtOnce) {
     params.first_server = static_cast<uint32_t>(server);
     params.servers = static_cast<uint32_t>(std::min(kServersAtOnce, problem.n - server));
-    SharedArena arena = SharedArena::for_measuring();
-    SortShared(arena, params.servers, kPerBlock);
-    BucketsShared(arena, params);
-    arena.take<uint16_t>(kPerBlock);
+    const size_t shared = shared_bytes<BucketsShared, ListShared>(params);
     ZEN_RETURN_IF_ERROR(zero_states<ChunkChain>(params, stream));
     ZEN_RETURN_IF_ERROR(visit_bits(element, [&](auto bits) {
-      return launch(partition_list<decltype(bits)>, blocks, arena.used(), stream, params);
+      return launch(partition_list<decltype(bits)>, blocks, shared, stream, params);
     }));
   }
   return cudaSuccess;
