@@ -178,6 +178,13 @@ def test_dense_sums_of_16_bit_floats_cost_what_ordered_ones_do():
     assert dense == replace(ordered, scheme="dense")
 
 
+def test_psum_moves_the_bytes_of_an_ordered_sum_and_computes_nothing():
+    ordered, dense = itertools.islice(costs.candidates(LeafProfile((1000, 64), "float32"), 4), 2)
+    assert ordered.nbytes == 2 * 3 / 4 * 1000 * 64 * 4
+    assert dense.exchanges == (costs.Exchange("psum", ordered.nbytes),)
+    assert dense.work == ()
+
+
 def test_a_single_worker_sends_nothing():
     found = zen.estimate(zen.profile(jnp.ones((1, 100, 64))), zen.Cluster(1))
     assert {each.seconds for each in found.leaves["(array)"].values()} == {0}
