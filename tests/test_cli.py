@@ -236,6 +236,15 @@ def test_nobody_reads_what_it_prints(zen_jax, monkeypatch):
     assert main(["bench", "good.npz", "--schemes", "dense", "--repeats", "1", *map(str, LINKS)]) == DONE
 
 
+def test_a_process_whose_reader_is_gone_ends_well(folder):
+    """Python itself would complain of what it could not write, once more at its end."""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "zen_jax.cli", "info"]
+    with unread() as pipe:
+        done = subprocess.run(command, cwd=folder, env=buffered, stdout=pipe, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (DONE, "")
+
+
 def test_standard_error_is_closed(folder):
     """JSON stays JSON: progress does not take its place."""
     command = f'"{sys.executable}" -m zen_jax.cli profile good.npz --json - 2>&-'

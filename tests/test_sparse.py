@@ -296,7 +296,7 @@ def test_changed_indices_are_refused():
         gradient.to_dense()
     with jax.enable_x64(True):
         wide = zen.SparseGradient(jnp.array([1, 3]), jnp.ones(2), jnp.int32(2), (9,))
-        with pytest.raises(ValueError, match=r"has dtype int64, but must be int32. Convert it with astype"):
+        with pytest.raises(ValueError, match=r"indices of a SparseGradient has dtype int64, but must be int32"):
             wide.to_dense()
     with pytest.raises(ValueError, match="indices of float32"):
         jax.vmap(lambda _: zen.all_reduce(gradient, "data"), axis_name="data")(jnp.zeros(3))
