@@ -73,8 +73,7 @@ __global__ void __launch_bounds__(kThreads, 2) encode_rows(const __grid_constant
   const int64_t left = problem.size - first;
   const Bits* const rows =
       static_cast<const Bits*>(params.shard) + (block.batch * problem.size + first) * problem.width;
-  mark_nonzero_rows(rows, left < params.rows_per_chunk ? left : params.rows_per_chunk, problem.width,
-                    shared.words);
+  mark_nonzero_rows(rows, left < params.rows_per_chunk ? left : params.rows_per_chunk, problem.width, shared.words);
   __syncthreads();
   const uint32_t word = threadIdx.x < word_count ? shared.words[threadIdx.x] : 0;
   const int64_t index = first / kBitsPerWord + threadIdx.x;

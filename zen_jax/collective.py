@@ -34,7 +34,7 @@ def all_reduce(
     seed: int = 0,
     intra_axis: AxisName | None = None,
     return_info: bool = False,
-) -> Array | Any:  # Any: a union with the tuple would be an Array to no type checker
+) -> Array | Any:  # Any: type checkers would take no union with the tuple for an Array
     """Sums or averages a sparse gradient over the workers of a named axis: a drop-in for `psum` and `pmean`.
 
     The result equals `jax.lax.psum` or `pmean` up to summation order, which is worker order except under "dense" and
