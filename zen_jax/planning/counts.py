@@ -141,7 +141,7 @@ def _coarser(words: Array, ratio: int) -> Array:
 
 
 def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int, devices: int = 1) -> list[Counts]:
-    """Counts of gradients over a named axis, in three collectives for any number of gradients.
+    """Counts of gradients over a named axis, in two collectives for any number of gradients.
 
     Args:
       bitmaps: what this worker touched, for each gradient and unit.
@@ -153,70 +153,71 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int, devices
       Counts for each bitmap. Those of a sample cover only the sample, and their `push` and `pull` are 0: positions in a
       sample say nothing about hashed servers.
     """
-    n = _axis.axis_size(axis_name)
-    every_partition = np.asarray(partitions(n))
+    n, rank = _axis.axis_size(axis_name), lax.axis_index(axis_name)
+    sizes = [bitmap.bits.size for bitmap in bitmaps]
     words = [pack_bits(bitmap.bits) for bitmap in bitmaps]
     slices = [jnp.pad(w, (0, -w.size % n)).reshape(n, -1) for w in words]
-    received = _axis.all_to_all(jnp.concatenate(slices, axis=1), axis_name)  # everyone's bits of my units
     ends = np.cumsum([each.shape[1] for each in slices])[:-1].tolist()
+    received = _axis.all_to_all(jnp.concatenate(slices, axis=1), axis_name)  # everyone's bits of my units
+    received = jnp.split(received, ends, axis=1)
 
-    def count_my_units(received: Array) -> dict[str, Array | list[Array]]:
+    def my_part_of_union(words: Array, received: Array) -> Array:
+        """The bitmap of the units that any worker touches, without those that other workers count."""
+        mine = _partial_sums(received)[-1][0]
+        return lax.dynamic_update_slice(jnp.zeros(n * mine.size, mine.dtype), mine, (rank * mine.size,))[: words.size]
+
+    def by_server(bitmap: Touched, bits: Array) -> Array:
+        """How many of these bits each hashed server owns of each device's share: int32 [devices, n]; 0 for a sample."""
+        if bitmap.sampled:
+            return jnp.zeros((devices, n), jnp.int32)
+        shares = jnp.pad(bits, (0, -bits.size % devices)).reshape(-1, devices).T.astype(jnp.float32)
+        return jax.vmap(lambda share: kernels.partition(share, n, 1, seed=seed)[2])(shares)
+
+    def count_my_units(bitmap: Touched, received: Array, union: Array, segments: Array) -> dict[str, Any]:
         touching = jnp.sum(unpack_bits(received), axis=0, dtype=jnp.int32)
         sharing = touching[None, :] == jnp.arange(1, n + 1, dtype=jnp.int32)[:, None]
         return {
             "co_touched": _popcount(received[:, None, :] & received[None, :, :]),
             "sharers": jnp.sum(sharing, axis=1, dtype=jnp.int32),
             "partial_sums": [_popcount(group) for group in _partial_sums(received)],
+            "pull": by_server(bitmap, unpack_bits(union)[: bitmap.bits.size]),
+            "contiguous_pull": segments[0],
         }
 
-    def fullest_hashed(bitmap: Touched, bits: Array) -> Array:
-        """Most of these bits that a hashed server owns of a device's share, times the devices; 0 for a sample."""
-        if bitmap.sampled:
-            return jnp.int32(0)
-        shares = jnp.pad(bits, (0, -bits.size % devices)).reshape(-1, devices).T.astype(jnp.float32)
-        return devices * jnp.max(jax.vmap(lambda share: kernels.partition(share, n, 1, seed=seed)[2])(shares))
-
-    def count_my_messages(bitmap: Touched, words: Array, segments: Array, received: Array) -> dict[str, Array]:
+    def count_my_messages(bitmap: Touched, words: Array, segments: Array) -> dict[str, Array]:
         return {
-            "union": _partial_sums(received)[-1][0],
-            "push": fullest_hashed(bitmap, bitmap.bits),
-            "segments": segments,
-            "total": _popcount(words),
+            "push": jnp.max(by_server(bitmap, bitmap.bits)),
+            "segments": jnp.max(segments, axis=1),
             "touched": bitmap.in_all if bitmap.sampled else _popcount(words),
             "overflowed": bitmap.overflowed,
         }
 
-    received = jnp.split(received, ends, axis=1)
-    sizes = [bitmap.bits.size for bitmap in bitmaps]
-    segments = _fullest_segments(words, sizes, every_partition)
-    of_units = [count_my_units(bits) for bits in received]
-    summed = unpack(lax.psum(pack(of_units), axis_name), of_units)
-    mine = [count_my_messages(*each) for each in zip(bitmaps, words, segments, received, strict=True)]
-    every = unpack(_axis.all_gather(pack(mine), axis_name), mine)
-    unions = [of_bitmap["union"].reshape(-1) for of_bitmap in every]
-    pulls = _fullest_segments(unions, sizes, np.asarray([n]))[:, 0]
+    unions = [my_part_of_union(*each) for each in zip(words, received, strict=True)]
+    in_unions, in_words = (_in_segments(w, sizes, parts) for w, parts in ((unions, [n]), (words, partitions(n))))
+    of_units = [count_my_units(*each) for each in zip(bitmaps, received, unions, in_unions, strict=True)]
+    mine = [count_my_messages(*each) for each in zip(bitmaps, words, in_words, strict=True)]
+    my_row = jnp.where(jnp.arange(n)[:, None] == rank, pack(mine)[None, :], 0)
+    of_units, rows = unpack(lax.psum(pack((of_units, my_row)), axis_name), (of_units, my_row))
 
-    def counts_of(
-        bitmap: Touched, summed: dict[str, Any], every: dict[str, Array], union: Array, contiguous_pull: Array
-    ) -> Counts:
-        totals = jnp.maximum(every["total"], 1).astype(jnp.float32)
-        skewness = every["segments"].astype(jnp.float32) * every_partition.astype(np.float32)[None, :] / totals[:, None]
-        having = jnp.maximum(jnp.sum(every["total"] > 0), 1).astype(jnp.float32)
+    def counts_of(bitmap: Touched, summed: dict[str, Any], every: dict[str, Array]) -> Counts:
+        total = jnp.diagonal(summed["co_touched"]).astype(jnp.float32)
+        segments = every["segments"].astype(jnp.float32) * np.asarray(partitions(n), np.float32)[None, :]
+        having = jnp.maximum(jnp.sum(total > 0), 1).astype(jnp.float32)
         return Counts(
             units=jnp.int32(bitmap.bits.size),
             touched=every["touched"],
             co_touched=summed["co_touched"],
             sharers=summed["sharers"],
             partial_sums=jnp.stack([jnp.max(group) for group in summed["partial_sums"]]),
-            push=jnp.max(every["push"]),
-            pull=fullest_hashed(bitmap, unpack_bits(union)[: bitmap.bits.size]),
-            contiguous_push=jnp.max(every["segments"][:, every_partition.tolist().index(n)]),
-            contiguous_pull=contiguous_pull,
-            skewness=jnp.sum(skewness, axis=0) / having,
+            push=devices * jnp.max(every["push"]),
+            pull=devices * jnp.max(summed["pull"]),
+            contiguous_push=jnp.max(every["segments"][:, partitions(n).index(n)]),
+            contiguous_pull=jnp.max(summed["contiguous_pull"]),
+            skewness=jnp.sum(segments / jnp.maximum(total, 1)[:, None], axis=0) / having,
             overflowed=jnp.max(every["overflowed"]),
         )
 
-    return [counts_of(*each) for each in zip(bitmaps, summed, every, unions, pulls, strict=True)]
+    return [counts_of(*each) for each in zip(bitmaps, of_units, unpack(rows, mine), strict=True)]
 
 
 def pack(tree: Any) -> Array:
@@ -253,21 +254,21 @@ def _popcount(words: Array) -> Array:
     return jnp.sum(lax.population_count(words), axis=-1, dtype=jnp.int32)
 
 
-def _fullest_segments(bitmaps: Sequence[Array], units: Sequence[int], parts: np.ndarray) -> Array:
-    """Most set bits in any of p equal segments (the last may be short) of bitmaps of so many bits, for each p.
+def _in_segments(bitmaps: Sequence[Array], units: Sequence[int], parts: Sequence[int]) -> Array:
+    """Set bits in each of p equal segments (the last may be short) of bitmaps of so many bits, for each p.
 
-    int32 [len(bitmaps), len(parts)]. All share one running sum, which compiles faster than one for each bitmap; it may
-    wrap round, but its differences do not.
+    int32 [len(bitmaps), len(parts), max(parts)], 0 beyond p. All share one running sum, which compiles faster than one
+    for each bitmap; it may wrap round, but its differences do not.
     """
     starts = np.cumsum([0, *(words.size for words in bitmaps)])[:-1, None, None]
-    sizes = np.asarray(units)[:, None, None]
-    ends = np.minimum(np.arange(parts.max() + 1) * -(-sizes // parts[:, None]), sizes)
+    sizes, parts = np.asarray(units)[:, None, None], np.asarray(parts)[:, None]
+    ends = np.minimum(np.arange(parts.max() + 1) * -(-sizes // parts), sizes)
     word, bit = starts + ends // BITS_PER_WORD, ends % BITS_PER_WORD
     words = jnp.concatenate(bitmaps)
     whole = jnp.pad(jnp.cumsum(lax.population_count(words), dtype=jnp.int32), (1, 0))
     below = jnp.pad(words, (0, 1))[word] & ((np.uint32(1) << bit.astype(np.uint32)) - np.uint32(1))
     before = whole[word] + lax.population_count(below).astype(jnp.int32)
-    return jnp.max(jnp.diff(before, axis=-1), axis=-1)
+    return jnp.diff(before, axis=-1)
 
 
 @jax.jit(static_argnames=("widths", "seed", "devices"))
