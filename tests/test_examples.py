@@ -93,6 +93,11 @@ def test_rows_alone_are_refused_where_a_step_names_none(tmp_path, capsys):
     assert message in refused(run(tmp_path, "--sync", "row_sparse"), capsys)
 
 
+def test_a_file_cannot_hold_the_results(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert refused(run(tmp_path / "file"), capsys).endswith(f"{tmp_path / 'file'}: File exists: check the path\n")
+
+
 def test_processes_that_start_others_are_none_of_several(tmp_path, capsys):
     code = run(tmp_path, "--processes", "4", "--coordinator", "host:7700")
     assert "--processes 4 starts all processes here: leave out --coordinator" in refused(code, capsys)

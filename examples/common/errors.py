@@ -28,4 +28,5 @@ def errors_as_bad_input() -> Iterator[None]:
     except (ValueError, OSError) as error:
         if may_pass(error):
             raise
-        raise BadInput(str(error)) from error
+        named = isinstance(error, OSError) and error.filename
+        raise BadInput(f"{error.filename}: {error.strerror}: check the path" if named else str(error)) from error
