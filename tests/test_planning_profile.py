@@ -213,6 +213,18 @@ def test_live(mode):
     assert live.leaves["bias"].by_width == {}
 
 
+def test_bitmaps_are_sent_once():
+    """One exchange brings a worker everyone's bits of its units; one sum brings the counts of all gradients."""
+
+    def counted(x):
+        bitmaps = [bits for leaf in (x, x[:100]) for bits in touched(leaf, dict.fromkeys((64, 1))).values()]
+        return [counts.units for counts in count(bitmaps, harness.AXIS, seed=SEED)]
+
+    program = str(jax.make_jaxpr(counted, axis_env=[(harness.AXIS, 4)])(jnp.zeros((200, 64))))
+    sent = {name: program.count(f" {name}[") for name in ("all_to_all", "psum", "all_gather", "ppermute", "pmax")}
+    assert sent == {"all_to_all": 1, "psum": 1, "all_gather": 0, "ppermute": 0, "pmax": 0}
+
+
 def test_live_beside_a_model_axis():
     """All devices report the fullest shard, once per step: processes that see different shards make one plan."""
     mesh = harness.mesh((2, 2), (harness.AXIS, "model"))

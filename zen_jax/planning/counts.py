@@ -161,9 +161,9 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int, devices
     received = _axis.all_to_all(jnp.concatenate(slices, axis=1), axis_name)  # everyone's bits of my units
     received = jnp.split(received, ends, axis=1)
 
-    def my_part_of_union(words: Array, received: Array) -> Array:
+    def my_part_of_union(words: Array, sums: list[Array]) -> Array:
         """The bitmap of the units that any worker touches, without those that other workers count."""
-        mine = _partial_sums(received)[-1][0]
+        mine = sums[-1][0]
         return lax.dynamic_update_slice(jnp.zeros(n * mine.size, mine.dtype), mine, (rank * mine.size,))[: words.size]
 
     def by_server(bitmap: Touched, bits: Array) -> Array:
@@ -173,13 +173,15 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int, devices
         shares = jnp.pad(bits, (0, -bits.size % devices)).reshape(-1, devices).T.astype(jnp.float32)
         return jax.vmap(lambda share: kernels.partition(share, n, 1, seed=seed)[2])(shares)
 
-    def count_my_units(bitmap: Touched, received: Array, union: Array, segments: Array) -> dict[str, Any]:
+    def count_my_units(
+        bitmap: Touched, received: Array, sums: list[Array], union: Array, segments: Array
+    ) -> dict[str, Any]:
         touching = jnp.sum(unpack_bits(received), axis=0, dtype=jnp.int32)
         sharing = touching[None, :] == jnp.arange(1, n + 1, dtype=jnp.int32)[:, None]
         return {
             "co_touched": _popcount(received[:, None, :] & received[None, :, :]),
             "sharers": jnp.sum(sharing, axis=1, dtype=jnp.int32),
-            "partial_sums": [_popcount(group) for group in _partial_sums(received)],
+            "partial_sums": [_popcount(group) for group in sums],
             "pull": by_server(bitmap, unpack_bits(union)[: bitmap.bits.size]),
             "contiguous_pull": segments[0],
         }
@@ -192,9 +194,10 @@ def count(bitmaps: Sequence[Touched], axis_name: AxisName, *, seed: int, devices
             "overflowed": bitmap.overflowed,
         }
 
-    unions = [my_part_of_union(*each) for each in zip(words, received, strict=True)]
+    sums = [_partial_sums(bits) for bits in received]
+    unions = [my_part_of_union(*each) for each in zip(words, sums, strict=True)]
     in_unions, in_words = (_in_segments(w, sizes, parts) for w, parts in ((unions, [n]), (words, partitions(n))))
-    of_units = [count_my_units(*each) for each in zip(bitmaps, received, unions, in_unions, strict=True)]
+    of_units = [count_my_units(*each) for each in zip(bitmaps, received, sums, unions, in_unions, strict=True)]
     mine = [count_my_messages(*each) for each in zip(bitmaps, words, in_words, strict=True)]
     my_row = jnp.where(jnp.arange(n)[:, None] == rank, pack(mine)[None, :], 0)
     of_units, rows = unpack(lax.psum(pack((of_units, my_row)), axis_name), (of_units, my_row))
