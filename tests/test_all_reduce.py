@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zen_jax as zen
-from zen_jax import _axis
 from zen_jax.schemes.pull import PULL_FORMATS
 
 SCHEMES = zen.schemes.names()
@@ -412,33 +411,6 @@ def test_another_batch_axis():
     for stack, result in zip(stacks, np.asarray(reduced), strict=True):
         for worker in range(n):
             assert_same_bits(result[worker], stack.sum(axis=0))
-
-
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
-@pytest.mark.parametrize("n", [2, 5])
-def test_messages_in_parts(n, dtype, check_vma, monkeypatch):
-    """As gloo gets them: parts change no bit, nor derivatives."""
-    mode = "shard_map" if check_vma else "shard_map_unchecked"
-    stack = structured(n, (31, 4), integers=False)["sparse rows"].astype(dtype)
-
-    def program(scheme):
-        reduce = lambda x: zen.all_reduce(x, harness.AXIS, op="sum", scheme=scheme)
-        return harness.spmd(reduce, mode, n).trace(stack)
-
-    whole = {scheme: str(program(scheme).jaxpr) for scheme in WORKER_ORDER_SCHEMES}
-    monkeypatch.setattr(_axis, "PART", 36)
-    monkeypatch.setattr(_axis, "connects_cpus", _axis.is_manual)
-    monkeypatch.setattr(_axis, "check_not_cached", lambda axis_name: None)
-    for scheme in WORKER_ORDER_SCHEMES:
-        traced = program(scheme)
-        assert str(traced.jaxpr) != whole[scheme], scheme
-        for result in np.asarray(traced.lower().compile()(stack)):
-            assert_same_bits(result, SUM[scheme](stack), scheme)
-    square = lambda x: jnp.sum(zen.all_reduce(x, harness.AXIS, op="sum", scheme="dense_ordered") ** 2)
-    expected = lambda x: jnp.sum(jax.lax.psum(x, harness.AXIS) ** 2)
-    derivatives = [harness.spmd(jax.grad(each), mode, n)(np.ones((n, 31, 4), dtype)) for each in (square, expected)]
-    np.testing.assert_array_equal(*derivatives)
 
 
 @pytest.mark.parametrize("pull_format", PULL_FORMATS)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from cases import FLOATS, assert_same_bits
 
-from zen_jax import _parts
 from zen_jax.formats import message
 
 N, ROOM = 3, 7
@@ -92,30 +91,3 @@ def test_joined_messages(dtype, capacity, lowering):
                 for found, part in zip(joined, (positions[item, 0], values[item, 0]), strict=True):
                     entries = np.concatenate([part[some] for some in taken])
                     assert_same_bits(found[item, : len(entries)], entries)
-
-
-@pytest.mark.parametrize("lowering", [(_parts.take, _parts.place), (_parts.take_reference, _parts.place_reference)])
-@pytest.mark.parametrize("columns", [1, 3, 4, 7])
-@pytest.mark.parametrize("dtype", [*FLOATS, "uint32"])
-def test_parts(dtype, columns, lowering):
-    """A loop over parts, of which the last overlaps the one before, moves rows whole; each item of a batch its own."""
-    take, place = lowering
-    rows = np.random.default_rng(0).integers(1, 99, (2, N, 7)).astype(FLOATS.get(dtype, dtype))
-    with jax.enable_x64(dtype == "float64"):
-
-        @jax.jit
-        @jax.vmap
-        def there(rows):
-            moved, start, starts = _parts.room(rows[0, 0], rows.shape), jnp.int32(0), []
-            for _ in range(-(-7 // columns)):
-                part = take(list(rows), start, columns)
-                moved, start, more = place(moved, start, list(part))
-                starts.append((start, more))
-            return moved, jnp.stack([start for start, _ in starts]), jnp.stack([more for _, more in starts])
-
-        moved, starts, more = jax.device_get(there(rows))
-    assert_same_bits(moved, rows)
-    expected = np.arange(columns, 7 + columns, columns)
-    for item in range(2):
-        assert starts[item].tolist() == expected.tolist()
-        assert more[item].tolist() == (expected < 7).tolist()

@@ -15,7 +15,7 @@ WORKER = Path(__file__).parent / "worker_process.py"
     ids=["2", "3", "4"],
 )
 def test_processes_agree(count, schemes):
-    """Every scheme among three processes; two also gather in parts, and four cover sparcml on a power of two."""
+    """Every scheme among three processes; four cover sparcml on a power of two."""
     outputs = harness.outputs_of_processes(count, str(WORKER), arguments=schemes)
     digests = {line for output in outputs for line in output.splitlines() if line.startswith("digest")}
     assert len(digests) == 1

@@ -22,7 +22,6 @@
 #include "xla_ffi/cpu/message.h"
 #include "xla_ffi/cpu/partition.h"
 #include "xla_ffi/cpu/partition_coo.h"
-#include "xla_ffi/cpu/parts.h"
 #include "xla_ffi/cpu/place_own.h"
 #include "xla_ffi/cpu/pool_parallel.h"
 #include "xla_ffi/cpu/unique_ids.h"
@@ -104,17 +103,13 @@ auto for_float(ffi::DataType type, Kernel kernel) {
   };
 }
 
-ffi::AnyBuffer buffer_of(ffi::AnyBuffer argument) { return argument; }
-ffi::AnyBuffer buffer_of(Result result) { return *result; }
-
-// The remaining arguments or results of a call.
-template <typename Remaining>
-ffi::ErrorOr<std::vector<ffi::AnyBuffer>> buffers(const Remaining& remaining) {
+// The remaining results of a call.
+ffi::ErrorOr<std::vector<ffi::AnyBuffer>> buffers(const ffi::RemainingRets& remaining) {
   std::vector<ffi::AnyBuffer> found;
   for (size_t i = 0; i < remaining.size(); ++i) {
-    const auto buffer = remaining.template get<ffi::AnyBuffer>(i);
+    auto buffer = remaining.get<ffi::AnyBuffer>(i);
     if (buffer.has_error()) return ffi::Unexpected(buffer.error());
-    found.push_back(buffer_of(*buffer));
+    found.push_back(**buffer);
   }
   return found;
 }
@@ -269,50 +264,6 @@ ffi::Error unpack_joined_handler(Pool pool, ffi::AnyBuffer messages, ffi::AnyBuf
   });
 }
 
-ffi::Error take_part_handler(ffi::AnyBuffer start, ffi::RemainingArgs args, ffi::RemainingRets results) {
-  const auto rows = buffers(args), parts = buffers(results);
-  if (rows.has_error()) return rows.error();
-  if (parts.has_error()) return parts.error();
-  const auto problem = check_take_part(start, *rows, *parts);
-  if (problem.has_error()) return problem.error();
-  take_part(*problem, data<const int32_t>(start), pointers<const char>(*rows), pointers<char>(*parts));
-  return ffi::Error::Success();
-}
-
-XLA_FFI_Error* call_take_part(XLA_FFI_CallFrame* frame) {
-  static const auto* const handler =
-      ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().RemainingArgs().RemainingRets().To(take_part_handler).release();
-  return handler->Call(frame);
-}
-
-ffi::Error place_part_handler(ffi::AnyBuffer received, ffi::AnyBuffer start, ffi::RemainingArgs args, Result placed,
-                              Result next, Result more) {
-  const auto parts = buffers(args);
-  if (parts.has_error()) return parts.error();
-  const auto problem = check_place_part(received, start, *parts, *placed, *next, *more);
-  if (problem.has_error()) return problem.error();
-  begin_as(received, placed);
-  place_part(*problem, data<const int32_t>(start), pointers<const char>(*parts), data<char>(*placed),
-             data<int32_t>(*next), data<bool>(*more));
-  return ffi::Error::Success();
-}
-
-XLA_FFI_Error* call_place_part(XLA_FFI_CallFrame* frame) {
-  static const auto* const handler = ffi::Ffi::Bind()
-                                         .Arg<ffi::AnyBuffer>()
-                                         .Arg<ffi::AnyBuffer>()
-                                         .RemainingArgs()
-                                         .Ret<ffi::AnyBuffer>()
-                                         .Ret<ffi::AnyBuffer>()
-                                         .Ret<ffi::AnyBuffer>()
-                                         .To(place_part_handler)
-                                         .release();
-  return handler->Call(frame);
-}
-
-// Its result is left as it was allocated.
-ffi::Error room_handler(ffi::AnyBuffer like, Result room) { return check_room(like, *room); }
-
 ffi::Error hierarchical_hash_handler(Pool pool, ffi::AnyBuffer indices, Result memory, Result counts, Result overflow,
                                      attr::N n, attr::R1 r1, attr::R2 r2, attr::K k, attr::Seed seed) {
   const auto problem = check_hierarchical_hash(indices, *n, *r1, *r2, *k, *memory, *counts, *overflow);
@@ -408,9 +359,6 @@ const std::vector<Registration>& registrations() {
       {"zen_pack", call_pack},
       {"zen_unpack", call<unpack_handler>},
       {"zen_unpack_joined", call<unpack_joined_handler>},
-      {"zen_take_part", call_take_part},
-      {"zen_place_part", call_place_part},
-      {"zen_room", call<room_handler>},
       {"zen_hierarchical_hash", call<hierarchical_hash_handler>},
       {"zen_send_largest", call<send_largest_handler>},
       {"zen_list_largest", call<list_largest_handler>},

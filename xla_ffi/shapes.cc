@@ -75,11 +75,6 @@ MessageProblem check_parts(Checker& check, int64_t n, int64_t head_words, ffi::A
   return {check.batch(), n, head_words, listed != 0, lists < n, room, room, unit_bytes(units[2], values)};
 }
 
-void check_rows(Checker& check, const char* name, const std::vector<ffi::AnyBuffer>& rows, int64_t size,
-                ffi::DataType type) {
-  for (const ffi::AnyBuffer& row : rows) check.array(name, row, type, {size});
-}
-
 template <typename Problem>
 ffi::ErrorOr<Problem> result(const Checker& check, const Problem& problem) {
   if (!check.ok()) return ffi::Unexpected(check.error());
@@ -271,50 +266,6 @@ ffi::ErrorOr<MessageProblem> check_unpack_joined(ffi::AnyBuffer messages, ffi::A
   problem.head_words = sent[1] - problem.words();
   check.in_range("the number of words in a head", problem.head_words, 0, kMaxPosition);
   return result(check, problem);
-}
-
-ffi::ErrorOr<PartProblem> check_take_part(ffi::AnyBuffer start, const std::vector<ffi::AnyBuffer>& rows,
-                                          const std::vector<ffi::AnyBuffer>& parts) {
-  Checker check("zen_take_part");
-  check.first("start", start, 0);
-  check.dtype("start", start, ffi::S32);
-  const int64_t n = rows.size();
-  check.servers(n);
-  check.in_range("the number of parts", parts.size(), n, n);
-  if (!check.ok()) return ffi::Unexpected(check.error());
-  const int64_t size = check.trailing("row", rows[0], 1)[0];
-  const int64_t part = check.trailing("part", parts[0], 1)[0];
-  check_rows(check, "row", rows, size, rows[0].element_type());
-  check_rows(check, "part", parts, part, rows[0].element_type());
-  check.in_range("the size of a part", part, 1, size);
-  return result(check, PartProblem{check.batch(), n, size, part, unit_bytes(1, rows[0])});
-}
-
-ffi::ErrorOr<PartProblem> check_place_part(ffi::AnyBuffer received, ffi::AnyBuffer start,
-                                           const std::vector<ffi::AnyBuffer>& parts, ffi::AnyBuffer placed,
-                                           ffi::AnyBuffer next, ffi::AnyBuffer more) {
-  Checker check("zen_place_part");
-  const Dims rows = check.first("received", received, 2);
-  const int64_t n = rows[0], size = rows[1];
-  check.servers(n);
-  check.in_range("the number of parts", parts.size(), n, n);
-  if (!check.ok()) return ffi::Unexpected(check.error());
-  const int64_t part = check.trailing("part", parts[0], 1)[0];
-  check_rows(check, "part", parts, part, received.element_type());
-  check.in_range("the size of a part", part, 1, size);
-  check.array("placed", placed, received.element_type(), rows);
-  check.array("start", start, ffi::S32, {});
-  check.array("next", next, ffi::S32, {});
-  check.array("more", more, ffi::PRED, {});
-  return result(check, PartProblem{check.batch(), n, size, part, unit_bytes(1, received)});
-}
-
-ffi::Error check_room(ffi::AnyBuffer like, ffi::AnyBuffer room) {
-  Checker check("zen_room");
-  check.first("like", like, 0);
-  check.trailing("room", room, 2);
-  check.dtype("room", room, like.element_type());
-  return check.error();
 }
 
 ffi::ErrorOr<HierarchicalHashProblem> check_hierarchical_hash(ffi::AnyBuffer indices, int64_t n, int64_t r1, int64_t r2,

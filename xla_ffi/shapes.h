@@ -63,16 +63,6 @@ ffi::ErrorOr<MessageProblem> check_unpack(ffi::AnyBuffer messages, ffi::AnyBuffe
 ffi::ErrorOr<MessageProblem> check_unpack_joined(ffi::AnyBuffer messages, ffi::AnyBuffer counts,
                                                  ffi::AnyBuffer positions, ffi::AnyBuffer values, int64_t capacity);
 
-// `parts` holds one part for each row.
-ffi::ErrorOr<PartProblem> check_take_part(ffi::AnyBuffer start, const std::vector<ffi::AnyBuffer>& rows,
-                                          const std::vector<ffi::AnyBuffer>& parts);
-
-ffi::ErrorOr<PartProblem> check_place_part(ffi::AnyBuffer received, ffi::AnyBuffer start,
-                                           const std::vector<ffi::AnyBuffer>& parts, ffi::AnyBuffer placed,
-                                           ffi::AnyBuffer next, ffi::AnyBuffer more);
-
-ffi::Error check_room(ffi::AnyBuffer like, ffi::AnyBuffer room);
-
 ffi::ErrorOr<HierarchicalHashProblem> check_hierarchical_hash(ffi::AnyBuffer indices, int64_t n, int64_t r1, int64_t r2,
                                                               int64_t k, ffi::AnyBuffer memory, ffi::AnyBuffer counts,
                                                               ffi::AnyBuffer overflow);

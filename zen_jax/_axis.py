@@ -12,10 +12,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from zen_jax import _parts, errors
+from zen_jax import errors
 from zen_jax._typing import Array, AxisName
-
-PART = 1 << 15  # bytes that a worker sends to another at a time, over gloo
 
 
 def axis_names(axis_name: AxisName, argument: str = "axis_name") -> tuple:
@@ -174,10 +172,7 @@ def all_gather(x: Array, axis_name: AxisName) -> Array:
     """[...] to [n, ...], the same on every worker and typed as such where shard_map tracks it."""
     tracked = any(axis in varying(lax.axis_index(axis)) for axis in axis_names(axis_name))
     to = "invarying" if tracked else "varying"
-    gather = lambda x: lax.all_gather(x, axis_name, to=to)
-    if axis_size(axis_name) == 2:
-        return _exchange(gather, x, 1, axis_name)
-    return _send(gather, x)  # around a ring
+    return _send(lambda x: lax.all_gather(x, axis_name, to=to), x)
 
 
 def all_to_all(x: Array, axis_name: AxisName) -> Array:
@@ -185,7 +180,7 @@ def all_to_all(x: Array, axis_name: AxisName) -> Array:
     if not is_manual(axis_name):
         # Given a value that is the same for all of vmap's workers, JAX returns an array of another shape.
         x = jnp.where(lax.axis_index(axis_name) >= 0, x, x)
-    return _exchange(lambda x: lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0), x, len(x), axis_name)
+    return _send(lambda x: lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0), x)
 
 
 def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> Array:
@@ -198,37 +193,7 @@ def permute(x: Array, axis_name: AxisName, pairs: Sequence[tuple[int, int]]) -> 
         pairs = [*pairs, *idle]
     elif len(axis_names(axis_name)) > 1:
         axis_name, pairs = _in_mesh_order(axis_names(axis_name), pairs)
-    return _exchange(lambda x: lax.ppermute(x, axis_name, pairs), x, 1, axis_name)
-
-
-def _exchange(collective: Callable[[Array], Array], x: Array, messages: int, axis_name: AxisName) -> Array:
-    """`collective(x)`, where x is that many messages, each from one worker straight to another.
-
-    Over gloo they travel in parts. It asks for its peer's data on the connection on which it may be sending its own
-    already: of two large messages one waits for the other, and the link is idle in one direction. Small ones take
-    turns.
-    """
-    size = x.size // messages
-    count = -(-size * x.dtype.itemsize // PART)
-    over_gloo = connects_cpus(axis_name) and jax.config.jax_cpu_collectives_implementation == "gloo"
-    if count <= 1 or not over_gloo or size > errors.MAX_UNITS:  # where a part starts is an int32
-        return _send(collective, x)
-    return _send(collective, x, lambda x: _in_parts(collective, x, size, -(-size // count)))
-
-
-def _in_parts(collective: Callable[[Array], Array], x: Array, size: int, columns: int) -> Array:
-    """`collective(x)` of messages of that size, `columns` of each at a time; the last part overlaps the one before."""
-    whole, rows = jax.eval_shape(collective, x), list(x.reshape(-1, size))
-
-    def send_part(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        received, start, _ = state
-        part = collective(_parts.take(rows, start, columns))
-        return _parts.place(received, start, list(part.reshape(-1, columns)))
-
-    room = _parts.room(jnp.zeros((), x.dtype), (whole.size // size, size))
-    first = tuple(varying_like(each, whole) for each in (room, jnp.int32(0), jnp.bool(True)))
-    received, _, _ = lax.while_loop(lambda state: state[2], send_part, first)
-    return received.reshape(whole.shape)
+    return _send(lambda x: lax.ppermute(x, axis_name, pairs), x)
 
 
 def _in_mesh_order(names: tuple, pairs: Sequence[tuple[int, int]]) -> tuple[tuple, list[tuple[int, int]]]:
@@ -240,22 +205,16 @@ def _in_mesh_order(names: tuple, pairs: Sequence[tuple[int, int]]) -> tuple[tupl
     return ordered, [(place[source], place[target]) for source, target in pairs]
 
 
-def _send(collective: Callable[[Array], Array], x: Array, send: Callable[[Array], Array] | None = None) -> Array:
-    """`collective(x)`, by way of `send` if given, which then needs no derivative.
-
-    bfloat16 is sent as integers: XLA on CPUs would send it as float32.
-    """
-    if send is None and x.dtype != jnp.bfloat16:
+def _send(collective: Callable[[Array], Array], x: Array) -> Array:
+    """`collective(x)`, with bfloat16 sent as integers: XLA on CPUs would send it as float32."""
+    if x.dtype != jnp.bfloat16:
         return collective(x)
-    send = send or collective
 
     @jax.custom_jvp
     def sent(x: Array) -> Array:
-        if x.dtype != jnp.bfloat16:
-            return send(x)
-        return lax.bitcast_convert_type(send(lax.bitcast_convert_type(x, jnp.uint16)), x.dtype)
+        return lax.bitcast_convert_type(collective(lax.bitcast_convert_type(x, jnp.uint16)), x.dtype)
 
-    sent.defjvp(lambda primals, tangents: (sent(*primals), collective(*tangents)))
+    sent.defjvp(lambda primals, tangents: (sent(*primals), collective(*tangents)))  # that of a bitcast is zero
     return sent(x)
 
 

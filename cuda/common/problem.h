@@ -72,15 +72,6 @@ struct MessageProblem {
   int64_t words() const { return head_words + (has_positions ? capacity : 0) + unit_words(); }
 };
 
-// A part is as many elements of each row.
-struct PartProblem {
-  int64_t batch;
-  int64_t n;     // rows
-  int64_t size;  // of a row
-  int64_t part;
-  int64_t item_bytes;
-};
-
 // Elements of each chunk that a selection samples.
 constexpr int64_t kSampleChunk = 64;
 
