@@ -68,12 +68,12 @@ def why_not() -> str | None:
     """Why this machine cannot emulate hosts, or None where it can."""
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         return f"emulated hosts need {', '.join(missing)} (Debian packages: iproute2, util-linux, hostname)"
-    if not TUN.exists():
-        return f"emulated hosts need {TUN}, which this kernel or container does not have"
     if os.geteuid() != 0:
         return "emulated hosts need root, to make network namespaces and limit their links"
     if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode:
         return "emulated hosts need network namespaces, which this kernel or container does not allow"
+    if not TUN.exists():
+        return f"emulated hosts need {TUN}, which this kernel or container does not have"
     return None
 
 

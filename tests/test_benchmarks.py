@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import emulated_hosts, exact, gpu_report, network, network_report, training, workloads
+from benchmarks import emulated_hosts, emulated_switch, exact, gpu_report, network, network_report, training, workloads
 from benchmarks.figures import (
     breakdown,
     breakdown_measured,
@@ -96,7 +96,7 @@ def test_problem_survives_its_file_and_checks_sums(tmp_path):
         loaded.check("a sum", 0, total)
 
 
-@pytest.mark.parametrize("module", [workloads, exact, emulated_hosts, drawing, gpu_report])
+@pytest.mark.parametrize("module", [workloads, exact, emulated_hosts, emulated_switch, drawing, gpu_report])
 def test_examples_in_docstrings(module):
     assert doctest.testmod(module).failed == 0
 

@@ -5,17 +5,19 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import harness
 import numpy as np
 import pytest
 
-from benchmarks import emulated_hosts, group, network, network_report, network_tables, network_worker
+from benchmarks import emulated_hosts, emulated_switch, group, network, network_report, network_tables, network_worker
 from benchmarks.group import UNLIMITED
 from benchmarks.problem import Problem
 from benchmarks.processes import ProcessesError, run_group
@@ -23,9 +25,9 @@ from benchmarks.processes import ProcessesError, run_group
 PROBE = """
 ip netns add zenprobe
 trap 'ip netns delete zenprobe' EXIT
-ip -n zenprobe link add switch type bridge
-ip -n zenprobe link add inside type veth peer name outside
+ip -n zenprobe tuntap add dev inside mode tun
 tc -n zenprobe qdisc add dev inside root tbf rate 1mbit burst 72kb limit 64mb
+chrt --rr 1 true
 """
 
 
@@ -199,7 +201,7 @@ def test_report_says_how_much_slower_than_the_fastest_the_planned_scheme_is():
     ]
 
 
-def test_emulated_hosts_refuse_what_they_cannot_do(monkeypatch):
+def test_emulated_hosts_refuse_what_they_cannot_do(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="count=0 must be from 1"):
         emulated_hosts.emulated_hosts(0).__enter__()
     monkeypatch.setattr(emulated_hosts.os, "geteuid", lambda: 1000)
@@ -209,8 +211,32 @@ def test_emulated_hosts_refuse_what_they_cannot_do(monkeypatch):
     monkeypatch.setattr(emulated_hosts.shutil, "which", lambda tool: None if tool == "tc" else tool)
     with pytest.raises(emulated_hosts.HostsError, match="need tc"):
         emulated_hosts.emulated_hosts(2).__enter__()
-    with pytest.raises(ValueError, match="rate 'fast'"):
-        emulated_hosts.rate_in_bits("fast")
+    for rate in ("fast", "0mbit", "1mbit+2s", "1mbit2ms"):
+        with pytest.raises(ValueError, match=f"rate {re.escape(repr(rate))} must be"):
+            emulated_hosts.rate_in_bits(rate)
+    monkeypatch.setattr(emulated_hosts, "LINKS", tmp_path / "links")
+    with pytest.raises(emulated_hosts.HostsError, match="the switch between emulated hosts has ended"):
+        emulated_hosts.set_rate([], "1mbit")
+
+
+def test_links_carry_one_packet_after_another_and_save_nothing_while_idle(monkeypatch):
+    now, delivered = 100.0, []
+    monkeypatch.setattr(emulated_switch, "time", SimpleNamespace(monotonic=lambda: now))
+    write = lambda interface, packet: delivered.append((now, interface, packet[-1]))
+    monkeypatch.setattr(emulated_switch, "os", SimpleNamespace(write=write))
+    switch = emulated_switch.Switch([10, 11, 12])
+    switch.rate, switch.latency = 1000.0, 0.25
+
+    def packet(target, mark):
+        ip = bytes([0x45]) + bytes(18) + bytes([target + 1])
+        return emulated_switch.HEADER.pack(0, 0, 0, 0, 0, 0) + ip + bytes(965) + bytes([mark])
+
+    for source, mark in ((0, 1), (0, 2), (1, 3)):  # the first two share their sender's link, all three the receiver's
+        switch.take(source, packet(2, mark))
+    switch.take(0, packet(7, 4))  # to nobody
+    while (wait := switch.advance()) is not None:
+        now += wait
+    assert delivered == [(102.25, 12, 1), (103.25, 12, 3), (104.25, 12, 2)]
 
 
 def test_peers_are_named_with_their_versions_or_left_out(monkeypatch, capsys):
