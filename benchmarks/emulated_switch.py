@@ -101,9 +101,12 @@ class Switch:
 
 def main() -> None:
     names, control_path = sys.argv[1:-1], sys.argv[-1]
-    interfaces = [open_interface(name) for name in names]
-    control = os.open(control_path, os.O_RDWR | os.O_NONBLOCK)
-    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # hosts that compute must not hold up the links
+    try:
+        interfaces = [open_interface(name) for name in names]
+        control = os.open(control_path, os.O_RDWR | os.O_NONBLOCK)
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # hosts that compute must not hold up the links
+    except OSError as error:
+        sys.exit(f"the switch between emulated hosts needs TUN interfaces and a real-time priority: {error}")
     print("ready", flush=True)
     switch = Switch(interfaces)
     sources = {interface: i for i, interface in enumerate(interfaces)}

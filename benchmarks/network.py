@@ -161,7 +161,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workloads", nargs="+", default=["gutenberg_lm"], help="data sets, or synthetic:DENSITY")
     parser.add_argument("--data", type=Path, help="folder that holds the data sets' folders")
     parser.add_argument("--hosts", type=at_least(2), nargs="+", default=[4], help="numbers of hosts, one worker each")
-    parser.add_argument("--rate", nargs="+", default=["200mbit"], help="rates of every link, each way")
+    parser.add_argument(
+        "--rate",
+        nargs="+",
+        default=["200mbit"],
+        help="rates of every link, each way: 100mbit, or 100mbit+2ms with a latency",
+    )
     parser.add_argument("--schemes", nargs="+", default=["all"], choices=["all", *zen.schemes.names()])
     parser.add_argument("--ablation", action="store_true", help="also time zen part by part, with element units")
     parser.add_argument("--by-table", action="store_true", help="also time a workload's tables as the leaves of a tree")
