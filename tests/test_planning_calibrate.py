@@ -23,10 +23,16 @@ def test_fit_finds_rates():
 
 
 @pytest.mark.parametrize(
-    ("gbps", "latency_us", "largest"),
-    [(0.005, 1000, 1 << 20), (0.025, 100, 1 << 22), (1, 100, 12.5e6), (100, 10, 1 << 26)],
+    ("gbps", "latency_us", "sparse", "dense"),
+    [
+        (0.005, 1000, 1 << 20, 1 << 20),
+        (0.025, 100, 1 << 22, 4.7e6),
+        (0.2, 100, 1 << 22, 1 << 24),
+        (1, 100, 12.5e6, 1 << 24),
+        (100, 10, 1 << 26, 1 << 26),
+    ],
 )
-def test_latency_is_without_the_time_to_send(monkeypatch, gbps, latency_us, largest):
+def test_latency_is_without_the_time_to_send(monkeypatch, gbps, latency_us, sparse, dense):
     """Among many workers, with times taken from a model; links send what plans do, unless too fast or slow for it."""
     n, start = 64, 1e-4
     direct = {"permute": 1, "send": 1}
@@ -43,9 +49,22 @@ def test_latency_is_without_the_time_to_send(monkeypatch, gbps, latency_us, larg
 
         monkeypatch.setattr(calibrate, "_seconds", seconds)
         link = calibrate._measure_links(AbstractMesh((n,), ("data",)), "data", np.asarray, (name,))[name]
-        assert max(sent) == pytest.approx(largest, 0.1)
+        assert max(sent) == pytest.approx(dense if name == "psum" else sparse, 0.1)
         assert link.latency_us == pytest.approx(latency_us, 0.15)
         assert link.gbps == pytest.approx(gbps, 0.05)
+
+
+def test_late_workers_are_late_after_all_have_agreed():
+    """What delays them must need what they agreed on, or it runs before, while they wait for each other anyway."""
+    call = calibrate._collective("psum", harness.mesh(2, "data"), "data")(calibrate.SMALL)
+    (jitted,) = jax.make_jaxpr(call)().eqns
+    (mapped,) = jitted.params["jaxpr"].eqns
+    needs_agreement, delays = set(), []
+    for eqn in mapped.params["jaxpr"].eqns:
+        if eqn.primitive.name == "all_gather" or needs_agreement.intersection(map(id, eqn.invars)):
+            needs_agreement.update(map(id, eqn.outvars))
+            delays += [eqn] if "dot_general" in str(eqn) else []
+    assert len(delays) == 1
 
 
 @pytest.mark.parametrize(("at_least", "calls"), [(0.0, (1, 1)), (1.0, (4, 1))])
@@ -104,9 +123,17 @@ def test_kernels_are_charged_for_what_they_are_given():
 
 def test_calibrate(monkeypatch):
     """It measures, so only the form is known: a link for each collective, a rate for each kernel."""
-    for name, nbytes in (("MEDIUM", 1 << 12), ("PLANNED", 1 << 13), ("LARGE", 1 << 14)):
-        monkeypatch.setattr(calibrate, name, nbytes)
-    monkeypatch.setattr(calibrate, "ROWS", 1 << 10)
+    small = {
+        "MEDIUM": 1 << 12,
+        "PLANNED": 1 << 13,
+        "PLANNED_DENSE": 1 << 13,
+        "LARGE": 1 << 14,
+        "LATE": 8,
+        "REPEATS": 1,
+        "ROWS": 1 << 10,
+    }
+    for name, size in small.items():
+        monkeypatch.setattr(calibrate, name, size)
     cluster = zen.calibrate(harness.mesh(4, "data"))
     assert cluster.workers == 4
     assert set(cluster.collectives) == set(COLLECTIVES)

@@ -20,10 +20,11 @@ from zen_jax.planning.cluster import COLLECTIVES, Cluster, KernelCost, Link, col
 
 SMALL, MEDIUM, LARGE = 4, 1 << 20, 1 << 26  # bytes that a worker sends in one collective; SMALL shows latency alone
 PLANNED = 1 << 22  # bytes, about what an embedding's gradient sends: rates depend on the size, by a tenth and more
+PLANNED_DENSE = 1 << 24  # of a psum, which sends whole gradients
 CALL_SECONDS = 0.1, 1.5  # of a large message: fast links get larger ones, slow links smaller ones or fewer in a row
 FEW, MANY = 5, 45  # small collectives in one timed call: the difference excludes the time to start a call
-LATE = 512  # every other worker starts later by a product of matrices of this size: on a CPU some milliseconds
-REPEATS = 3
+LATE = 1024  # every other worker starts later by a product of matrices of this size: on a CPU some milliseconds
+REPEATS = 5
 WARM_UP = 4  # rounds of a kernel: the first compiles, and a few more touch fresh memory
 OVERLAP = 0.02  # seconds of one kernel's calls in a row, so that it runs beside the other processes', as in a step
 ROWS, COLUMNS = 1 << 18, 64  # of the tensor that kernels are timed on: 64 MiB, more than caches and malloc keep
@@ -103,7 +104,8 @@ def _measure_links(
         times = int(np.clip(FEW * CALL_SECONDS[1] / few, 2 * FEW, MANY))
         many, one, medium = timed(prepare(SMALL, times), prepare(SMALL), prepare(MEDIUM))
         least, most = (MEDIUM / medium * limit for limit in CALL_SECONDS)
-        large = int(np.clip(PLANNED, min(least, LARGE), max(most, MEDIUM)))
+        planned = PLANNED_DENSE if name == "psum" else PLANNED
+        large = int(np.clip(planned, min(least, LARGE), max(most, MEDIUM)))
         begun.append((name, max(0.0, (many - few) / (times - FEW)), one, large))
         large_calls.append(prepare(large))
     links = {}
@@ -137,8 +139,8 @@ def _collective(name: str, mesh: Mesh, axis_name: AxisName) -> Callable[..., Cal
     def worker(x: Array, times: Array) -> Array:
         # Schemes agree on the room before they send; then some workers take a little longer to pack their messages.
         agreed = jnp.min(lax.all_gather(times, axis_name))
-        is_late = lax.axis_index(axis_name) % 2
-        product = lax.fori_loop(0, is_late, lambda _, m: m @ m, jnp.full((LATE, LATE), 1 / LATE, jnp.float32))
+        late = jnp.minimum(lax.axis_index(axis_name) % 2, agreed)  # 0 or 1, but known only once they have agreed
+        product = lax.fori_loop(0, late, lambda _, m: m @ m, jnp.full((LATE, LATE), 1 / LATE, jnp.float32))
         start = (product[0, 0] > 1).astype(jnp.int32)  # 0, but known only then
         return lax.fori_loop(start, agreed, lambda _, x: once[name](x), x)
 
