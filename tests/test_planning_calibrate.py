@@ -44,7 +44,7 @@ def test_latency_is_without_the_time_to_send(monkeypatch, gbps, latency_us, spar
 
         def seconds(runs, *_, ratio=ratio, steps=steps, sent=sent, **__):
             calls = [run() for run in runs]
-            sent += [held * ratio for held, _ in calls]
+            sent += [held * ratio * times for held, times in calls]
             return [start + times * (steps * latency_us * 1e-6 + held * ratio * 8e-9 / gbps) for held, times in calls]
 
         monkeypatch.setattr(calibrate, "_seconds", seconds)

@@ -21,6 +21,7 @@ from zen_jax.planning.cluster import COLLECTIVES, Cluster, KernelCost, Link, col
 SMALL, MEDIUM, LARGE = 4, 1 << 20, 1 << 26  # bytes that a worker sends in one collective; SMALL shows latency alone
 PLANNED = 1 << 22  # bytes, about what an embedding's gradient sends: rates depend on the size, by a tenth and more
 PLANNED_DENSE = 1 << 24  # of a psum, which sends whole gradients
+IN_A_ROW = 3  # collectives that send these bytes: after the first, workers are late as in a step, from the one before
 CALL_SECONDS = 0.1, 1.5  # of a large message: fast links get larger ones, slow links smaller ones or fewer in a row
 FEW, MANY = 5, 45  # small collectives in one timed call: the difference excludes the time to start a call
 LATE = 1024  # every other worker starts later by a product of matrices of this size: on a CPU some milliseconds
@@ -106,11 +107,12 @@ def _measure_links(
         least, most = (MEDIUM / medium * limit for limit in CALL_SECONDS)
         planned = PLANNED_DENSE if name == "psum" else PLANNED
         large = int(np.clip(planned, min(least, LARGE), max(most, MEDIUM)))
-        begun.append((name, max(0.0, (many - few) / (times - FEW)), one, large))
-        large_calls.append(prepare(large))
+        latency = max(0.0, (many - few) / (times - FEW))
+        begun.append((name, latency, one + (IN_A_ROW - 1) * latency, large))
+        large_calls.append(prepare(large / IN_A_ROW, IN_A_ROW))
     links = {}
-    for (name, latency, one, large), seconds in zip(begun, timed(*large_calls), strict=True):
-        gbps = large * 8e-9 / max(seconds - one, seconds / 2)
+    for (name, latency, empty, large), seconds in zip(begun, timed(*large_calls), strict=True):
+        gbps = large * 8e-9 / max(seconds - empty, seconds / 2)
         links[name] = Link(latency * 1e6 / collective_steps(name, n), gbps)
     return links
 
@@ -146,7 +148,7 @@ def _collective(name: str, mesh: Mesh, axis_name: AxisName) -> Callable[..., Cal
 
     run = _on_workers(worker, mesh, axis_name)
 
-    def prepare(nbytes: int, times: int = 1) -> Callable[[], Any]:
+    def prepare(nbytes: float, times: int = 1) -> Callable[[], Any]:
         columns = max(1, round(nbytes / sent_for_each_byte_held[name] / (4 * rows)))
         held = _on_every_device(np.ones((rows, columns), np.float32), mesh)
         return lambda: run(held, np.int32(times))
