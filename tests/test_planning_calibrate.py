@@ -1,5 +1,6 @@
 """Calibration: links and kernels are fitted to times, which processes agree on."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import harness
@@ -23,35 +24,36 @@ def test_fit_finds_rates():
 
 
 @pytest.mark.parametrize(
-    ("gbps", "latency_us", "sparse", "dense"),
+    ("gbps", "latency_us", "pushed", "sparse", "dense"),
     [
-        (0.005, 1000, 1 << 20, 1 << 20),
-        (0.025, 100, 1 << 22, 4.7e6),
-        (0.2, 100, 1 << 22, 1 << 24),
-        (1, 100, 12.5e6, 1 << 24),
-        (100, 10, 1 << 26, 1 << 26),
+        (0.005, 1000, 1 << 20, 1 << 20, 1 << 20),
+        (0.025, 100, 2.35e6, 1 << 22, 4.7e6),
+        (0.2, 100, 1 << 22, 1 << 22, 1 << 24),
+        (1, 100, 6.25e6, 12.5e6, 1 << 24),
+        (100, 10, 1 << 26, 1 << 26, 1 << 26),
     ],
 )
-def test_latency_is_without_the_time_to_send(monkeypatch, gbps, latency_us, sparse, dense):
+def test_latency_is_without_the_time_to_send(monkeypatch, gbps, latency_us, pushed, sparse, dense):
     """Among many workers, with times taken from a model; links send what plans do, unless too fast or slow for it."""
-    n, start = 64, 1e-4
-    direct = {"permute": 1, "send": 1}
-    sent_for_each_byte_held = {"all_to_all": (n - 1) / n, "all_gather": n - 1, "psum": 2 * (n - 1) / n, **direct}
+    n, start, made = 64, 1e-4, iter(COLLECTIVES)
+    sent_for_each_byte_held = [(n - 1) / n, n - 1, 2 * (n - 1) / n, 1, 1]
+    ratios = dict(zip(COLLECTIVES, sent_for_each_byte_held, strict=True))
+    sent = {name: [] for name in COLLECTIVES}
+
+    def seconds(name, held, times):
+        each = held.nbytes * ratios[name]
+        sent[name].append(each * times)
+        one = (1 if name in ("permute", "send") else 6) * latency_us * 1e-6 + each * 8e-9 / gbps
+        return start + times * one * (2 if name == "all_to_all" else 1)  # a gather follows it
+
     monkeypatch.setattr(calibrate, "_on_every_device", lambda x, mesh: x)
-    monkeypatch.setattr(calibrate, "_on_workers", lambda *_: lambda held, times: (held.nbytes, int(times)))
-    for name, ratio in sent_for_each_byte_held.items():
-        steps, sent = 1 if name in direct else 6, []
-
-        def seconds(runs, *_, ratio=ratio, steps=steps, sent=sent, **__):
-            calls = [run() for run in runs]
-            sent += [held * ratio * times for held, times in calls]
-            return [start + times * (steps * latency_us * 1e-6 + held * ratio * 8e-9 / gbps) for held, times in calls]
-
-        monkeypatch.setattr(calibrate, "_seconds", seconds)
-        link = calibrate._measure_links(AbstractMesh((n,), ("data",)), "data", np.asarray, (name,))[name]
-        assert max(sent) == pytest.approx(dense if name == "psum" else sparse, 0.1)
-        assert link.latency_us == pytest.approx(latency_us, 0.15)
-        assert link.gbps == pytest.approx(gbps, 0.05)
+    monkeypatch.setattr(calibrate, "_on_workers", lambda *_: partial(seconds, next(made)))
+    monkeypatch.setattr(calibrate, "_seconds", lambda runs, *_, **__: [run() for run in runs])
+    links = calibrate._measure_links(AbstractMesh((n,), ("data",)), "data", np.asarray)
+    for name, most in zip(COLLECTIVES, (pushed, sparse, dense, sparse, sparse), strict=True):
+        assert max(sent[name]) == pytest.approx(most, 0.1)
+        assert links[name].latency_us == pytest.approx(latency_us, 0.15)
+        assert links[name].gbps == pytest.approx(gbps, 0.05)
 
 
 def test_late_workers_are_late_after_all_have_agreed():

@@ -89,7 +89,8 @@ def _measure_links(
 ) -> dict[str, Link]:
     """Latency from the smallest messages, the rate from large ones: bursts, buffers and caches flatter any others.
 
-    The large ones are timed in turn, so that a moment in which everything is slow makes no collective look slower.
+    The large ones are timed in turn, so that a moment in which everything is slow makes no collective look slower. An
+    all-to-all takes what it and the gather after it take longer than gathers alone.
     """
     n = _axis.mesh_size(mesh, axis_name)
     if n == 1:
@@ -98,27 +99,34 @@ def _measure_links(
     def timed(*calls: Callable[[], Any]) -> list[float]:
         return max_over_processes(_seconds(calls, max_over_processes, warm_up=1)).tolist()
 
-    begun, large_calls = [], []
-    for name in collectives:
-        prepare = _collective(name, mesh, axis_name)
-        (few,) = timed(prepare(SMALL, FEW))
-        times = int(np.clip(FEW * CALL_SECONDS[1] / few, 2 * FEW, MANY))
-        many, one, medium = timed(prepare(SMALL, times), prepare(SMALL), prepare(MEDIUM))
+    prepares = {name: _collective(name, mesh, axis_name) for name in collectives}
+    sizes = {}
+    for name, prepare in prepares.items():
+        (medium,) = timed(prepare(MEDIUM))
         least, most = (MEDIUM / medium * limit for limit in CALL_SECONDS)
         planned = PLANNED_DENSE if name == "psum" else PLANNED
-        large = int(np.clip(planned, min(least, LARGE), max(most, MEDIUM)))
+        sizes[name] = int(np.clip(planned, min(least, LARGE), max(most, MEDIUM)))
+    rows = timed(*(prepare(sizes[name] / IN_A_ROW, IN_A_ROW) for name, prepare in prepares.items()))
+    costs = {}  # seconds before the first byte, and for each
+    for (name, prepare), row in zip(prepares.items(), rows, strict=True):
+        one, few = timed(prepare(SMALL), prepare(SMALL, FEW))
+        times = int(np.clip(FEW * CALL_SECONDS[1] / few, 2 * FEW, MANY))
+        (many,) = timed(prepare(SMALL, times))
         latency = max(0.0, (many - few) / (times - FEW))
-        begun.append((name, latency, one + (IN_A_ROW - 1) * latency, large))
-        large_calls.append(prepare(large / IN_A_ROW, IN_A_ROW))
-    links = {}
-    for (name, latency, empty, large), seconds in zip(begun, timed(*large_calls), strict=True):
-        gbps = large * 8e-9 / max(seconds - empty, seconds / 2)
-        links[name] = Link(latency * 1e6 / collective_steps(name, n), gbps)
-    return links
+        empty = one + (IN_A_ROW - 1) * latency
+        costs[name] = np.array([latency, max(row - empty, row / 2) / sizes[name]])
+    if "all_to_all" in costs:
+        costs["all_to_all"] = np.maximum(costs["all_to_all"] - costs["all_gather"], costs["all_to_all"] / 4)
+    return {
+        name: Link(latency * 1e6 / collective_steps(name, n), 8e-9 / each) for name, (latency, each) in costs.items()
+    }
 
 
 def _collective(name: str, mesh: Mesh, axis_name: AxisName) -> Callable[..., Callable[[], Any]]:
-    """Returns a function that prepares a call: a collective, or several in a row, of `nbytes` sent by each worker."""
+    """Returns a function that prepares a call: a collective, or several in a row, of `nbytes` sent by each worker.
+
+    A gather of as many bytes follows each all-to-all, as a pull follows a push: links fill less than in gathers alone.
+    """
     n = _axis.mesh_size(mesh, axis_name)
     rows = n if name == "all_to_all" else 1
     sent_for_each_byte_held = {
@@ -131,7 +139,7 @@ def _collective(name: str, mesh: Mesh, axis_name: AxisName) -> Callable[..., Cal
     # Pairs, as in recursive doubling: where connections are half duplex, a ring would be twice as fast.
     pairs = [(i, i ^ 1) for i in range(n - n % 2)]
     once: dict[str, Callable[[Array], Array]] = {
-        "all_to_all": lambda x: _axis.all_to_all(x, axis_name),
+        "all_to_all": lambda x: _axis.all_gather(_axis.all_to_all(x, axis_name)[0], axis_name),
         "all_gather": lambda x: _axis.all_gather(x, axis_name)[0],
         "psum": lambda x: lax.psum(x, axis_name) / n,
         "permute": lambda x: _axis.permute(x, axis_name, pairs),
