@@ -37,6 +37,9 @@ MAX_HOSTS = 250
 # may send at once: a drop would cost TCP's retransmission timeout, 200 ms.
 BURST, QUEUE = "72kb", "64mb"
 PACKETS = "5000"  # that the switch may let wait, where links have no limit
+# Every kernel allows Reno, whatever its default; where nothing is dropped, CUBIC is no different. BBR, too, is some
+# kernels' default: after a change of links it took ten seconds to see that they have a latency.
+CONGESTION_CONTROL = "reno"
 
 
 class HostsError(RuntimeError):
@@ -187,6 +190,8 @@ def _make(hosts: Sequence[Host]) -> None:
         _run("ip", "-n", SWITCH, "link", "set", host.name, "netns", host.name, "name", INTERFACE)
         _run("ip", "-n", host.name, "link", "set", INTERFACE, "txqueuelen", PACKETS)
         _run("ip", "-n", host.name, "addr", "add", f"{host.address}/24", "dev", INTERFACE)
+        control = f"echo {CONGESTION_CONTROL} > /proc/sys/net/ipv4/tcp_congestion_control"
+        _run("ip", "netns", "exec", host.name, "sh", "-c", control)
         for interface in ("lo", INTERFACE):
             _run("ip", "-n", host.name, "link", "set", interface, "up")
 

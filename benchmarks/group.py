@@ -22,7 +22,6 @@ from benchmarks.problem import Problem
 UNLIMITED = "unlimited"  # of an emulated link
 AS_IS = "as-is"  # a real network's rate
 WARM_UP = 3  # rounds of calls that do not count: the first ones take memory that the allocator then keeps
-ADAPTING = 20  # seconds of calls, until TCP's windows fit links with a latency
 
 
 class Group(Protocol):
@@ -77,28 +76,12 @@ def measure(group: Group, problem: Problem, cases: Sequence[Case], options: argp
         _say(group, f"{case.name}: correct; first call {first_calls[case.name]:.1f} s")
     for rate in options.rates:
         _set_rate(group, rate)
-        if not _limit_is_lifted(rate):
-            start, passed = time.perf_counter(), 0.0
-            while passed < ADAPTING:
-                _rounds(group, problem, cases, 1, options.interface)
-                passed = group.gather(np.array([time.perf_counter() - start])).max()
         extra = group.at_rate(rate)
-        _set_rate(group, UNLIMITED if _limit_is_lifted(rate) else rate)
-        _rounds(group, problem, cases, WARM_UP, options.interface)
-        _set_rate(group, rate)
-        for record in _time_cases(group, problem, cases, options):
+        for record in _time_cases(group, problem, cases, rate, options):
             if group.rank == 0:
                 name = record["case"]
                 record |= {"rate": rate, "n": group.size, "first_call": first_calls[name], **extra.get(name, {})}
                 print(json.dumps(record), flush=True)
-
-
-def _limit_is_lifted(rate: str) -> bool:
-    """Whether cases warm up without a limit to emulated links, which takes less time.
-
-    Not where they have a latency: TCP adapts its windows to it in seconds of traffic, even before `Group.at_rate`.
-    """
-    return rate != AS_IS and (rate == UNLIMITED or not emulated_hosts.latency_in_seconds(rate))
 
 
 def _set_rate(group: Group, rate: str) -> None:
@@ -109,37 +92,34 @@ def _set_rate(group: Group, rate: str) -> None:
     group.gather(np.zeros(1))
 
 
-def _rounds(
-    group: Group, problem: Problem, cases: Sequence[Case], count: int, interface: str
-) -> tuple[np.ndarray, list[list[dict[str, float]]]]:
-    """Calls every case `count` times and checks every result.
+def _time_cases(
+    group: Group, problem: Problem, cases: Sequence[Case], rate: str, options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Cases take turns, so that temporary disturbances of the machine affect them alike.
 
-    Cases take turns, so that temporary disturbances of the machine affect them alike. Returns this worker's [cases,
-    count, (seconds, bytes received, bytes sent)] and what cases report about their calls.
+    They warm up without a limit to emulated links, where that takes less time.
     """
-    measured = np.zeros((len(cases), count, 3))
-    infos: list[list[dict[str, float]]] = [[] for _ in cases]
-    for repeat in range(count):
-        step = repeat % len(problem.touched)
+    measured = np.zeros((len(cases), options.repeats, 3))
+    infos: dict[str, list[dict[str, float]]] = {case.name: [] for case in cases}
+    _set_rate(group, rate if rate == AS_IS else UNLIMITED)
+    for repeat in range(-WARM_UP, options.repeats):
+        if repeat == 0:
+            _set_rate(group, rate)
         for i, case in enumerate(cases):
+            step = repeat % len(problem.touched)
             call = case.prepare(step)
             group.gather(np.zeros(1))
-            before = _counters(interface)
+            before = _counters(options.interface)
             start = time.perf_counter()
             result = call()
             seconds = time.perf_counter() - start
             group.gather(np.zeros(1))
-            measured[i, repeat] = seconds, *np.subtract(_counters(interface), before)
-            infos[i].append(case.info(result))
+            moved, info = np.subtract(_counters(options.interface), before), case.info(result)
             problem.check(case.name, step, case.dense(result))
-    return measured, infos
-
-
-def _time_cases(
-    group: Group, problem: Problem, cases: Sequence[Case], options: argparse.Namespace
-) -> Iterator[dict[str, Any]]:
-    measured, infos = _rounds(group, problem, cases, options.repeats, options.interface)
-    by_worker = group.gather(measured)
+            if repeat >= 0:
+                measured[i, repeat] = seconds, *moved
+                infos[case.name].append(info)
+    by_worker = group.gather(measured)  # [n, cases, repeats, (seconds, received, sent)]
     for i, case in enumerate(cases):
         seconds = by_worker[:, i, :, 0].max(axis=0)
         link = by_worker[:, i, :, 1:].mean(axis=1)
@@ -156,7 +136,7 @@ def _time_cases(
             },
             "received": link[:, 0].mean(),
             "busiest": link.max(),
-            "info": {key: float(np.mean([info[key] for info in infos[i]])) for key in infos[i][0]},
+            "info": {key: float(np.mean([info[key] for info in infos[case.name]])) for key in infos[case.name][0]},
         }
 
 
