@@ -69,6 +69,14 @@ def test_late_workers_are_late_after_all_have_agreed():
     assert len(delays) == 1
 
 
+@pytest.mark.parametrize(("name", "gathers"), [("all_to_all", 1), ("all_gather", 1), ("psum", 0), ("permute", 0)])
+def test_a_gather_follows_each_all_to_all(name, gathers):
+    """What an all-to-all costs is what it and the gather take longer than a gather alone."""
+    call = calibrate._collective(name, harness.mesh(2, "data"), "data")(calibrate.SMALL)
+    agreement = 1
+    assert str(jax.make_jaxpr(call)()).count("all_gather[") == agreement + gathers
+
+
 @pytest.mark.parametrize(("at_least", "calls"), [(0.0, (1, 1)), (1.0, (4, 1))])
 def test_short_calls_fill_the_time_that_a_round_takes_at_least(monkeypatch, at_least, calls):
     """Processes that share cores start a little apart: calls that end within that would be timed as if alone."""

@@ -90,7 +90,7 @@ def _measure_links(
     """Latency from the smallest messages, the rate from large ones: bursts, buffers and caches flatter any others.
 
     The large ones are timed in turn, so that a moment in which everything is slow makes no collective look slower. An
-    all-to-all takes what it and the gather after it take longer than gathers alone.
+    all-to-all costs what it and the gather that follows it take longer than a gather alone.
     """
     n = _axis.mesh_size(mesh, axis_name)
     if n == 1:
@@ -125,7 +125,7 @@ def _measure_links(
 def _collective(name: str, mesh: Mesh, axis_name: AxisName) -> Callable[..., Callable[[], Any]]:
     """Returns a function that prepares a call: a collective, or several in a row, of `nbytes` sent by each worker.
 
-    A gather of as many bytes follows each all-to-all, as a pull follows a push: links fill less than in gathers alone.
+    A gather of as many bytes follows each all-to-all, as a pull follows a push.
     """
     n = _axis.mesh_size(mesh, axis_name)
     rows = n if name == "all_to_all" else 1
