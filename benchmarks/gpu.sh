@@ -26,7 +26,7 @@
 #   PYTHON    the interpreter (default python3)
 #   RESULTS   where results go (default build/gpu-results)
 #   WHEELS    a folder with wheels of what that Python lacks, nanobind for example; all of them are installed
-#   BUDGET    seconds that a call may take (default 560, for machines lent for 10 minutes)
+#   BUDGET    seconds that a call may take (default 560)
 #   ELEMENTS  elements of the tensors (default 214e6, the paper's DeepFM table)
 # With ZEN_JAX_REHEARSE_GPU=1, JAX_PLATFORMS=cpu and few ELEMENTS all parts except build and those of compute-sanitizer
 # work without a GPU.

@@ -200,8 +200,8 @@ def main() -> None:
 
     def add(row: dict[str, Any]) -> None:
         results.append(row)
-        print(measure.table([row]), flush=True)
         measure.write_json(options.json, setting | {"ceilings": ceilings.rates(), "results": results})
+        print(measure.table([row]), flush=True)
 
     units = int(options.elements) // options.width
     tensors = {density: sparse_tensor(units, options.width, density) for density in options.density}

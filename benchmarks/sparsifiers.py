@@ -148,8 +148,8 @@ def main() -> None:
 
     def add(row: dict[str, Any]) -> None:
         results.append(row)
-        print(measure.table([row]), flush=True)
         measure.write_json(options.json, setting | {"ceilings": ceilings.rates(), "results": results})
+        print(measure.table([row]), flush=True)
 
     for density in options.density:
         for name, update, state, slow in contenders(gradients[0], density):

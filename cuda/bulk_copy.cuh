@@ -22,7 +22,7 @@ __device__ inline void copy_with_threads(void* to, const void* from, uint32_t by
 }
 #endif
 
-// Loads that arrive together, once. For the next a block calls retire(), has a barrier, and makes another of these.
+// Loads that arrive together, once. For the next a block calls retire() and makes another of these.
 class BulkLoads {
  public:
   // `arrived` is a word of shared memory. A barrier must follow before the other functions are called, after all that

@@ -15,7 +15,7 @@
 
 namespace zen::cuda {
 
-// Blocks that a device can hold at once: more would only wait, or divide counts further.
+// Blocks that a device can hold at once, at most: more would only wait, or divide counts further.
 constexpr int64_t kResidentBlocks = 528;
 
 // The part of a total that is sent; the rest stays.

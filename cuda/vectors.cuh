@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 #include "cuda/common/bits.h"
 #include "cuda/launch.cuh"
@@ -75,14 +74,14 @@ __device__ inline T* computed_once(T* pointer) {
 #endif
 }
 
-// Stores a struct of 8 or 16 bytes as one word, at an address that is a multiple of its size. nvcc may store anything
-// but an intrinsic's operand member by member, above all where another branch does so.
+// Stores a struct of 16 bytes as one word, at an address that is a multiple of its size. nvcc may store anything but an
+// intrinsic's operand member by member, above all where another branch does so.
 template <typename T>
 __device__ inline void store_whole(void* to, const T& value) {
-  static_assert(sizeof(T) == 8 || sizeof(T) == kVectorBytes, "no word has so many bytes");
-  std::conditional_t<sizeof(T) == 8, uint2, uint4> raw;
+  uint4 raw;
+  static_assert(sizeof(value) == sizeof(raw), "stores one vector");
   memcpy(&raw, &value, sizeof(raw));
-  __stcg(static_cast<decltype(raw)*>(to), raw);
+  __stcg(static_cast<uint4*>(to), raw);
 }
 
 // Bit k is set iff element k is non-zero.

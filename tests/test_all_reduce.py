@@ -191,19 +191,22 @@ def check_special(n, kind, **options):
         "others pull",
     ],
 )
-def test_options_for_float16(label):
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_options_for_other_dtypes(dtype, label):
     """Each format once, and each hash."""
     n, options = 3, {"scheme": "zen", **OPTIONS[label]}
-    check_special(n, np.float16, **options)
-    for name, stack in structured(n, (31, 4), np.float16, integers=False).items():
-        check("vmap", n, stack, oracle.ordered_sum(stack), name, op="sum", **options)
+    with jax.enable_x64(dtype == "float64"):
+        check_special(n, FLOATS[dtype], **options)
+        for name, stack in structured(n, (31, 4), FLOATS[dtype], integers=False).items():
+            check("vmap", n, stack, oracle.ordered_sum(stack), name, op="sum", **options)
 
 
 @pytest.mark.parametrize("mode", harness.MODES[1:])
 def test_options_on_devices(mode):
     n = 4
     stack = structured(n, (31, 4), integers=False)["sparse elements"]
-    for label in ("two columns", "murmur without room", "room for a few", "bitmap pull", "others pull"):
+    of_each_kind = "two columns", "murmur without room", "room for a few", "bitmap pull", "others pull"
+    for label in (*of_each_kind, "the smaller push, dense pull"):
         check(mode, n, stack, oracle.ordered_sum(stack), label, scheme="zen", op="sum", **OPTIONS[label])
 
 
@@ -402,11 +405,16 @@ def test_several_axes(check_vma, axes):
             assert_same_bits(result, SUM[scheme](stack), scheme)
 
 
-def test_another_batch_axis():
-    """vmap over an axis that is not a workers' axis."""
-    n = 3
-    stacks = np.stack([structured(n, (31, 4))[name] for name in ("all zero", "sparse rows", "all dense")])
-    worker = lambda x: zen.all_reduce(x, harness.AXIS, op="sum")
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"scheme": "zen"}, {"scheme": "zen", "pull_format": "others"}, {"scheme": "agsparse"}, {"scheme": "sparcml"}],
+    ids=str,
+)
+def test_another_batch_axis(options):
+    """vmap over an axis that is not a workers' axis: all branches run, also with messages that have no room."""
+    n = 4
+    stacks = np.stack([structured(n, (31, 40))[name] for name in ("all zero", "sparse rows", "all dense")])
+    worker = lambda x: zen.all_reduce(x, harness.AXIS, op="sum", unit="element", capacity=1, **options)
     reduced = jax.jit(jax.vmap(jax.vmap(worker, axis_name=harness.AXIS)))(stacks)
     for stack, result in zip(stacks, np.asarray(reduced), strict=True):
         for worker in range(n):

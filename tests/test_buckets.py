@@ -83,7 +83,7 @@ def test_units_of_tables(unit):
 
 def test_tables_across_machines():
     gradients = jax.tree.map(lambda g: np.stack([g, g]), TABLES)  # [2 machines, N devices, ...]
-    transform = zen.synchronize("machines", op="sum", intra_axis="devices", dense_below=LARGE)
+    transform = zen.synchronize("machines", op="sum", intra_axis="devices", scheme="zen", dense_below=LARGE)
     worker = jax.vmap(lambda g: transform.update(g, None)[0], axis_name="devices")
     updates = jax.jit(jax.vmap(worker, axis_name="machines"))(gradients)
     jax.tree.map(lambda g, u: np.testing.assert_allclose(u[1, 2], 2 * g.sum(axis=0), 1e-5), TABLES, updates)
@@ -112,16 +112,19 @@ def several_lists(shapes, density, seed):
     }
 
 
+def lists_of(stack, room, beyond):
+    """Indices [N, room], values and counts; if `beyond`, also three entries beyond the end of the gradient."""
+    indices, values, counts = map(np.stack, zip(*(listed(x.reshape(-1), room) for x in stack), strict=True))
+    for index in (stack[0].size, stack[0].size + 1, 2**31 - 1) if beyond else ():
+        indices[np.arange(N), counts], values[np.arange(N), counts] = index, 99.0
+        counts += 1
+    return indices, values, counts
+
+
 def exchanged(gradients, room, mode="vmap", beyond=False, **options):
     """Sums of lists with `room` of each gradient, and Info, for every worker."""
     transform = zen.synchronize(harness.AXIS, op="sum", unit="element", dense_below=0, **options)
-    lists = {}
-    for name, stack in gradients.items():
-        indices, values, counts = map(np.stack, zip(*(listed(x.reshape(-1), room) for x in stack), strict=True))
-        if beyond:  # what is beyond the end is ignored, and must not land in the next leaf
-            indices[np.arange(N), counts], values[np.arange(N), counts] = stack[0].size + 1, 99.0
-            counts += 1
-        lists[name] = indices, values, counts
+    lists = {name: lists_of(stack, room, beyond) for name, stack in gradients.items()}
 
     def worker(lists):
         tree = {name: zen.SparseGradient(*of, gradients[name].shape[1:]) for name, of in lists.items()}
@@ -138,6 +141,30 @@ def test_several_lists_are_sent_as_one(shapes, density, beyond):
     for name, stack in gradients.items():
         assert_same_bits(sums[name][N - 1], stack.sum(axis=0))
     assert set(state.info) == set(gradients)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scheme": "zen"},
+        {"scheme": "zen", "push_format": "bitmap", "pull_format": "coo"},
+        {"scheme": "zen", "pull_format": "bitmap"},
+        {"scheme": "zen", "pull_format": "others"},
+        {"scheme": "zen", "hash": "murmur"},
+        {"scheme": "agsparse"},
+        {"scheme": "sparcml"},
+        {"scheme": "sparse_ps"},
+    ],
+)
+def test_what_is_listed_beyond_the_end_counts_nowhere(options):
+    """Neither in sums nor in `Info`."""
+    (stack,) = several_lists([(30, 7)], 0.1, seed=1).values()
+    reduce = lambda listed: zen.all_reduce(
+        zen.SparseGradient(*listed, (30, 7)), harness.AXIS, op="sum", unit="element", return_info=True, **options
+    )
+    without, with_more = (harness.spmd(reduce, "vmap", N)(lists_of(stack, 250, beyond)) for beyond in (False, True))
+    jax.tree.map(assert_same_bits, with_more, without)
 
 
 SHAPES = [(30, 7), (0, 3), (400,)]

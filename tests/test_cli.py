@@ -352,6 +352,7 @@ PLACE = "bench --coordinator host:7700 --num-processes 4 --process-id"
         ("profile integers.npz", ("a has dtype int32", "float32")),
         ("profile words.npz", ("a has dtype <U1", "float32")),
         ("profile note.npz", ("note.npz: 'note.txt' is not an array", "numpy.savez")),
+        ("bench good.npz good.npz --repeats 1", ("--repeats 1 would leave some of the 2 files out",)),
         ("bench nameless.npz", ("nameless.npz: '' is not an array with a name", "numpy.savez")),
         ("profile uneven.npz", ("uneven.npz", "a (2, 3)", "b (3, 3)")),
         ("profile scalar.npz", ("scalar.npz", "a ()", "[n, ...]")),
@@ -445,6 +446,14 @@ def test_failure_is_no_bad_input(zen_jax, monkeypatch):
 
     monkeypatch.setattr(zen, "estimate", fail)
     assert zen_jax("estimate", "profile.json") == (FAILED, "", "zen-jax estimate: the network is down\n")
+
+
+def test_a_file_larger_than_the_memory_is_no_bad_input(zen_jax, monkeypatch):
+    def load(*_):
+        raise MemoryError("Unable to allocate 40. GiB")
+
+    monkeypatch.setattr(np, "load", load)
+    assert zen_jax("profile", "good.npz") == (FAILED, "", "zen-jax profile: Unable to allocate 40. GiB\n")
 
 
 def test_a_full_disk_is_no_bad_input(zen_jax, monkeypatch):

@@ -172,15 +172,12 @@ def test_dgc_shares_a_threshold_over_the_model_axis(mode, columns):
     """The shards of a leaf send the largest elements of the whole leaf, however uneven the shards are."""
     scale = np.array([1, 4, 0.1, 2], np.float32)[:, None, None]
     shards = normal((4, 12, columns)) * scale
-    whole = zen.dgc(0.1)
-    expected, _ = whole.update(jnp.asarray(shards.reshape(48, columns)), whole.init(jnp.zeros((48, columns))))
     sharded = zen.dgc(0.1, model_axis=harness.AXIS)
     worker = lambda g: sharded.update(g, sharded.init(jnp.zeros((12, columns))))[0]
     sent = np.asarray(harness.spmd(worker, mode, 4)(shards))
     count = np.count_nonzero(sent)
     assert math.ceil(0.1 * shards.size) <= count <= 1.3 * 0.1 * shards.size + 1
     np.testing.assert_array_equal((sent != 0).ravel(), oracle.largest(shards.ravel(), count))
-    assert count / np.count_nonzero(expected) == pytest.approx(1, abs=0.3)
 
 
 @pytest.mark.parametrize("mode", ["vmap", "shard_map"])

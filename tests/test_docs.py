@@ -35,7 +35,8 @@ def test_blocks_run(page, capsys):
             line = text[: match.start()].count("\n") + 1
             exec(compile("\n" * line + match[1], str(page), "exec"), names)
             printed, after = capsys.readouterr().out, text[match.end() :].partition("\n```")[0]
-            assert all(said in printed for said in re.findall(r"\bit prints `(.*?)`", after))
+            said = re.findall(r"\bit\s+prints\s+`(.*?)`", after)
+            assert all(each in printed for each in said) and (said or page.name != "README.md")
 
 
 def commands():

@@ -163,6 +163,8 @@ def test_under_vmap(kind):
     large = operands((3, SAMPLED), np.float32)
     k = np.array([50, 500, 5000], np.int32)
     assert_alike([jax.vmap(run) for run in lowerings(kind)], *large, k, k)
+    none = operands((0, 3, 5), np.float32)
+    assert_alike([jax.vmap(run) for run in lowerings(kind)], *none, k[:0], k[:0])
 
 
 @pytest.mark.parametrize("mode", ["shard_map", "shard_map_unchecked"])

@@ -151,18 +151,19 @@ def test_devices_with_very_different_shares_take_the_same_branches(scheme):
     assert info.dense_taken == 1
 
 
-def test_devices_of_a_machine_agree_on_every_size():
-    """As they must, or those in different branches would wait for each other: of the push, of the pull, and of both."""
-    reduce = lambda x: zen.all_reduce(x, AXES[0], intra_axis=AXES[1], scheme="zen", unit="row")
+@pytest.mark.parametrize(("scheme", "sizes"), [("zen", 2), ("agsparse", 1), ("sparcml", 2)])
+def test_devices_of_a_machine_agree_on_every_size(scheme, sizes):
+    """Of the push and the pull, of the gather, or of both stages; one more time on what `Info` says."""
+    reduce = lambda x: zen.all_reduce(x, AXES[0], intra_axis=AXES[1], scheme=scheme, unit="row")
     traced = jax.make_jaxpr(reduce, axis_env=[(AXES[0], 4), (AXES[1], 2)])(jnp.zeros((500, 8)))
-    assert str(traced).count("pmax[") == 3
+    assert str(traced).count("pmax[") == sizes + 1
 
 
 @harness.coarse_ladder()
 def test_nested_vmap():
     n, k = 3, 2
     stack = by_device(sparse(np.random.default_rng(0), n * k, (301, 16), 0.1, integers=False), n, k)
-    worker = lambda x: zen.all_reduce(x, AXES[0], intra_axis=AXES[1])
+    worker = lambda x: zen.all_reduce(x, AXES[0], intra_axis=AXES[1], scheme="zen")
     results = jax.jit(jax.vmap(jax.vmap(worker, axis_name=AXES[1]), axis_name=AXES[0]))(stack)
     for result in np.asarray(results).reshape(n * k, *stack.shape[2:]):
         assert_same_bits(result, expected_sum(stack, n * k))

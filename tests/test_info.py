@@ -103,9 +103,22 @@ def test_zen_in_every_format(push_format, pull_format, planned, seed, density, s
 @given(**SEEDS)
 def test_auto_moves_no_more_than_dense(planned, hash, seed, density, skew):
     """Except for the 8 bytes that each worker tells each other before going dense; units are counted even then."""
-    n = 5
-    stack = gradient(n, seed, density, skew)
-    info = info_of(stack, scheme="auto", unit="row", capacity=planned, hash=hash)
+    check_no_more_than_dense(gradient(5, seed, density, skew), capacity=planned, hash=hash)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.parametrize("push_format,pull_format", FORMATS)
+@settings(max_examples=5)
+@given(**SEEDS)
+def test_auto_moves_no_more_than_dense_in_any_format(push_format, pull_format, n, seed, density, skew):
+    """Of units with an odd number of bytes to pad, too: three of 16 bits."""
+    stack = gradient(n, seed, density, skew)[:, :, :3].astype(np.float16)
+    check_no_more_than_dense(stack, push_format=push_format, pull_format=pull_format)
+
+
+def check_no_more_than_dense(stack, **options):
+    n = len(stack)
+    info = info_of(stack, scheme="auto", unit="row", **options)
     assert info.bytes_pushed + info.bytes_pulled <= info.bytes_dense + (n - 1) * 8
     np.testing.assert_allclose(info.density, stack.any(axis=2).mean(), 1e-5)
 

@@ -50,7 +50,7 @@ def test_latency_is_without_the_time_to_send(monkeypatch, gbps, latency_us, push
     monkeypatch.setattr(calibrate, "_on_workers", lambda *_: partial(seconds, next(made)))
     monkeypatch.setattr(calibrate, "_seconds", lambda runs, *_, **__: [run() for run in runs])
     links = calibrate._measure_links(AbstractMesh((n,), ("data",)), "data", np.asarray)
-    for name, most in zip(COLLECTIVES, (pushed, sparse, dense, sparse, sparse), strict=True):
+    for name, most in zip(COLLECTIVES, (pushed, pushed, dense, sparse, sparse), strict=True):
         assert max(sent[name]) == pytest.approx(most, 0.1)
         assert links[name].latency_us == pytest.approx(latency_us, 0.15)
         assert links[name].gbps == pytest.approx(gbps, 0.05)
@@ -75,6 +75,26 @@ def test_a_gather_follows_each_all_to_all(name, gathers):
     call = calibrate._collective(name, harness.mesh(2, "data"), "data")(calibrate.SMALL)
     agreement = 1
     assert str(jax.make_jaxpr(call)()).count("all_gather[") == agreement + gathers
+
+
+@pytest.mark.parametrize(("name", "pairs"), [("permute", ((0, 2), (1, 3), (2, 0), (3, 1))), ("send", ((0, 2), (1, 3)))])
+def test_partners_are_on_different_machines(name, pairs):
+    """With two devices each, workers 0 and 1 share one: what they send each other would not cross a link."""
+    call = calibrate._collective(name, harness.mesh(4, "data"), "data")(calibrate.SMALL)
+    assert f"perm={pairs}" in str(jax.make_jaxpr(call)())
+
+
+@pytest.mark.parametrize(("names", "hosts"), [(["one"], 1), (["one", "two"], 2), (["one", "two", "one"], 2)])
+def test_hosts_are_told_apart_by_name(monkeypatch, names, hosts):
+    """Several processes may share a host, as they do where each has one GPU."""
+    told = np.zeros((len(names), 8))
+    monkeypatch.setattr(calibrate, "_make_max_over_processes", lambda _: lambda mine: np.maximum(told, mine, out=told))
+    mesh = SimpleNamespace(devices=np.array([SimpleNamespace(process_index=i) for i in range(len(names))]))
+    for i, name in enumerate(names):
+        monkeypatch.setattr(jax, "process_index", lambda i=i: i)
+        monkeypatch.setattr(calibrate.socket, "gethostname", lambda name=name: name)
+        found = calibrate.count_hosts(mesh)
+    assert found == hosts  # once all have told their names
 
 
 @pytest.mark.parametrize(("at_least", "calls"), [(0.0, (1, 1)), (1.0, (4, 1))])
@@ -135,8 +155,8 @@ def test_calibrate(monkeypatch):
     """It measures, so only the form is known: a link for each collective, a rate for each kernel."""
     small = {
         "MEDIUM": 1 << 12,
-        "PLANNED": 1 << 13,
-        "PLANNED_DENSE": 1 << 13,
+        "PLANNED": (1 << 13, 3),
+        "PLANNED_DENSE": (1 << 13, 1),
         "LARGE": 1 << 14,
         "LATE": 8,
         "REPEATS": 1,

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from cases import assert_same_bits
+from cases import assert_same_bits, assert_same_values
 from hypothesis import given
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from lookups import RNG, TABLE, D, K, N, V, any_ids, assert_well_formed, dense_sum, integers, merged
@@ -268,7 +268,7 @@ def test_bytes_are_those_of_the_messages():
 
 def test_axes_that_shard_map_leaves_to_the_compiler():
     """Rows of two tables and lists of two leaves, as elsewhere, where JAX tracks only the workers' axis."""
-    n, ids, rows = 2, RNG.integers(0, V, (2, 2, K)).astype(np.int32), integers(2, 2, K, D)
+    n, ids, rows = N, RNG.integers(0, V, (N, 2, K)).astype(np.int32), integers(N, 2, K, D)
     indices = np.sort(RNG.permuted(np.tile(np.arange(V * D, dtype=np.int32), (n, 1)), axis=1)[:, :K], axis=1)
 
     def worker(lookups):
@@ -320,6 +320,18 @@ def test_synchronize_16_bit(dtype):
     rows = RNG.normal(size=(N, K, D)).astype(dtype)
     gradient, _ = reduce_stack(ids, rows, V)
     assert_same_bits(np.asarray(gradient.rows)[0, :K], oracle.ordered_sum(rows, N))
+
+
+@pytest.mark.parametrize("n", [3, 7])
+def test_sums_run_in_worker_order(n):
+    """NaN and infinities among them."""
+    ids = np.tile(np.arange(K, dtype=np.int32), (n, 1))
+    rows = RNG.normal(size=(n, K, D)).astype(np.float32)
+    rows[0, 1, 0], rows[1, 2], rows[0, 3], rows[2, 3] = np.nan, np.inf, np.inf, -np.inf
+    for op, divisor in (("sum", 1), ("mean", n)):
+        gradient, _ = reduce_stack(ids, rows, V, op=op)
+        for worker in range(n):
+            assert_same_values(np.asarray(gradient.rows)[worker, :K], oracle.ordered_sum(rows, divisor))
 
 
 def test_one_worker_and_no_lookups():

@@ -5,6 +5,7 @@ Prints a digest.
 
 import hashlib
 import sys
+from functools import partial
 
 import jax
 import numpy as np
@@ -34,6 +35,7 @@ def main(address, count, rank, *chosen):
     digest = check_schemes(spmd, psum, count, chosen)
     if not chosen:
         check_bfloat16(spmd, psum, count)
+        check_row_sparse(spmd, count)
     print("digest", digest, flush=True)
     jax.distributed.shutdown()
 
@@ -86,6 +88,24 @@ def check_bfloat16(spmd, psum, count):
         for name, stack in structured(count, (61, 4), integers=True).items():
             halves = stack.astype(jax.numpy.bfloat16)
             assert_same_bits(reduce(halves), psum(halves), f"{scheme}, bfloat16, {name}")
+
+
+def check_row_sparse(spmd, count):
+    """Rows so wide that messages have several sizes, spread over servers and all on one: all choose the same size."""
+    import oracle
+    from cases import assert_same_bits
+
+    import zen_jax as zen
+
+    entries, num_rows, width = 12, 1000, 2000
+    rows = np.random.default_rng(0).standard_normal((count, entries, width), np.float32)
+    of_last = np.flatnonzero(oracle.server_of(np.arange(num_rows), count) == count - 1)
+    update = zen.synchronize("data", op="sum", dense_below=0).update
+    for ids in (np.arange(entries, dtype=np.int32), of_last[:entries].astype(np.int32)):
+        gradient = partial(zen.RowSparseGradient.from_lookups, ids, num_rows=num_rows)
+        reduced = spmd(lambda rows, gradient=gradient: update(gradient(rows), None)[0])(rows)
+        np.testing.assert_array_equal(reduced.ids[:entries], ids)
+        assert_same_bits(reduced.rows[:entries], oracle.ordered_sum(rows), f"row-sparse, {ids}")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ cuda::Element element(ffi::AnyBuffer buffer) {
 
 ffi::Error status(const char* target, cudaError_t error) {
   if (error == cudaSuccess) return ffi::Error::Success();
-  if (error == cudaErrorNoKernelImageForDevice) {
+  // The second is that of a kernel whose shared memory is set before it is launched.
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
     return ffi::Error::Internal(std::string(target) +
                                 " was not compiled for this GPU, but by default for compute capability 8.0 and higher. "
                                 "Set ZEN_JAX_KERNELS=xla to compute in pure JAX.");

@@ -27,7 +27,11 @@ Dims check_feedback(Checker& check, ffi::AnyBuffer update, int64_t rank, ffi::An
 void check_largest(Checker& check, const Dims& dims, ffi::AnyBuffer residual, ffi::AnyBuffer velocity,
                    ffi::AnyBuffer scale, ffi::AnyBuffer bounds, int64_t chunks, ffi::AnyBuffer new_velocity) {
   const ffi::DataType kept = residual.element_type();
-  const Dims velocity_dims = velocity.element_count() == 0 ? Dims{0} : dims;
+  // No velocity is an array [0], whatever the gradient's rank; a batch may be empty, too.
+  const size_t batch_rank = residual.dimensions().size() - dims.size();
+  const auto given = velocity.dimensions();
+  const bool has_velocity = given.size() != batch_rank + 1 || given.back() != 0;
+  const Dims velocity_dims = has_velocity ? dims : Dims{0};
   check.in_range("chunks", chunks, 0, product(dims) / kSampleChunk);
   check.array("velocity", velocity, kept, velocity_dims);
   check.array("new_velocity", new_velocity, kept, velocity_dims);

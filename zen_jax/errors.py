@@ -81,7 +81,9 @@ def check_array_shape(shape: tuple[Any, ...]) -> None:
 
 
 def check_units(
-    units: int, who: str = "pure JAX", instead: str = "install zen_jax where a compiler can build its kernels"
+    units: int,
+    who: str = "pure JAX",
+    instead: str = "scheme='dense_ordered', or install zen_jax where a compiler can build its kernels",
 ) -> None:
     if units > MAX_UNITS:
         raise ValueError(

@@ -14,9 +14,9 @@ class Info(NamedTuple):
     """Statistics of one all-reduce, equal on all workers; every field is a float32 scalar.
 
     Bytes count what one worker sends to others (pushed) and receives from others (pulled), including unused room in
-    messages, summed over stages and phases. What is sent dense is half pushed, half pulled. agsparse and sparcml push;
-    only what sparcml returns to workers beyond a power of two is pull. None of these has an imbalance. omnireduce's
-    units are its blocks.
+    messages, summed over stages and phases. A dense all-reduce, also one that another scheme falls back to, is half
+    pushed, half pulled. agsparse's messages and sparcml's stages are pushed; only what sparcml returns to workers
+    beyond a power of two is pull. None of these has an imbalance. omnireduce's units are its blocks.
     """
 
     density: Array  # mean over workers of non-zero units / units; 0 where nothing was counted

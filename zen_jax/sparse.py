@@ -105,7 +105,7 @@ def concatenated(gradients: Sequence[SparseGradient]) -> SparseGradient:
     rooms = np.asarray([gradient.room for gradient in gradients], np.int32)
     starts = np.cumsum(rooms, dtype=np.int32) - rooms
     offsets = np.cumsum([0, *(gradient.size for gradient in gradients)])
-    counts = jnp.stack([_num_listed(gradient) for gradient in gradients])
+    counts = jnp.stack([gradient.count for gradient in gradients])
     exists, which, place = locate_entries(counts, int(rooms.sum()))
     entry = jnp.where(exists, jnp.asarray(starts)[which] + place, 0)
     indices = [gradient.indices + np.int32(offset) for gradient, offset in zip(gradients, offsets, strict=False)]
@@ -117,24 +117,18 @@ def concatenated(gradients: Sequence[SparseGradient]) -> SparseGradient:
     )
 
 
-def _num_listed(gradient: SparseGradient) -> Array:
-    """How many elements it lists, without those beyond its end, which come last."""
-    used = jnp.arange(gradient.room, dtype=jnp.int32) < gradient.count
-    return jnp.sum(used & (gradient.indices < gradient.size), dtype=jnp.int32)
-
-
 def to_coo(units: Array | SparseGradient, room: int) -> tuple[Array, Array, Array]:
     """The first `room` non-zero units of [U, m], or of a gradient of shape [U, 1], in one bucket."""
     if not isinstance(units, SparseGradient):
         return kernels.partition(units, 1, room)
     units = nan_if_altered(units)
-    return units.indices[None, :room], units.values[None, :room, None], jnp.minimum(units.count, units.room)[None]
+    return units.indices[None, :room], units.values[None, :room, None], units.count[None]
 
 
 def nan_if_altered(gradient: SparseGradient) -> SparseGradient:
     """The gradient; if its mark has changed, or indices are negative or do not ascend, only a NaN as first element.
 
-    Zeros alone are a zero gradient.
+    Its count is that of the elements listed, without those beyond its end. Zeros alone are a zero gradient.
 
     Raises a ValueError if a transformation that does not know sparse leaves has changed the indices' dtype. One that
     computed with them but kept it cannot be seen before the step runs, and must not lose what was sent.
@@ -147,12 +141,14 @@ def nan_if_altered(gradient: SparseGradient) -> SparseGradient:
     errors.check_dtype("indices of a SparseGradient", gradient.indices.dtype, jnp.int32)
     indices, values = jnp.asarray(gradient.indices), jnp.asarray(gradient.values)
     count = jnp.asarray(gradient.count, jnp.int32)  # a sum is int64 under x64
+    used = jnp.arange(indices.size, dtype=jnp.int32) < count
+    listed = jnp.sum(used & (indices < min(gradient.size, errors.MAX_UNITS)), dtype=jnp.int32)
     mark = jnp.where(is_cleared(gradient.mark, indices, values), MARK, gradient.mark)
-    intact = is_intact(mark, indices, used=jnp.arange(indices.size, dtype=jnp.int32) < count)
+    intact = is_intact(mark, indices, used)
     return replace(
         gradient,
         indices=indices.at[:1].set(jnp.where(intact, indices[:1], 0)),
         values=values.at[:1].set(jnp.where(intact, values[:1], jnp.nan)),
-        count=jnp.where(intact, count, 1),
+        count=jnp.where(intact, listed, min(1, gradient.size, gradient.room)),
         mark=mark,
     )

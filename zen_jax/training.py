@@ -44,7 +44,7 @@ def value_and_grad(
     The returned function takes the arguments of `fun`. Call it under `jax.jit`: outside, every call compiles anew.
     Arguments in `argnums` and all keyword arguments are the same for every worker; the other positional arguments are
     batches, whose arrays are split along their first axis (scalars are not split). What is not an array reaches `fun`
-    unchanged.
+    unchanged. Sparsifiers, such as `dgc`, cannot follow: they go before `synchronize`, in a shard_map of your own.
 
     Args:
       fun: the loss of one worker's share of the batch; a scalar, or (scalar, aux) with `has_aux`.

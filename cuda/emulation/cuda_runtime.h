@@ -84,10 +84,6 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
                                   [=] { kernel(args...); });
 }
 
-struct alignas(8) uint2 {
-  uint32_t x, y;
-};
-
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };

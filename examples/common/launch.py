@@ -14,10 +14,10 @@ from pathlib import Path
 
 import jax
 
-from examples.common.rank import Rank, devices_under_open_mpi, launcher_knows
+from examples.common.rank import Rank, launcher_knows
 from examples.common.watch import Watch
 from zen_jax.cli.launch import end_with_starter, share_cores
-from zen_jax.cli.workers import compile_anew
+from zen_jax.cli.workers import compile_anew, devices_under_open_mpi
 
 _STARTED = "ZEN_JAX_EXAMPLE_STARTED"  # set for the processes that `start` starts
 _LAST_WORDS = 2.0  # seconds for process 0 to say why, once another has failed

@@ -60,12 +60,6 @@ def launcher_knows() -> bool:
     return any(name in os.environ for name in _DETECTED)
 
 
-def devices_under_open_mpi() -> list[int] | None:
-    """The one device of a process that Open MPI started, which JAX would choose by itself only under Open MPI 4."""
-    local = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK")
-    return None if local is None or "JAX_LOCAL_DEVICE_IDS" in os.environ else [int(local)]
-
-
 def _from_environment(names: tuple[str, ...]) -> int | None:
     for name in names:
         if text := os.environ.get(name):

@@ -20,6 +20,7 @@ import zen_jax as zen
 from zen_jax.cli import bench_report, gradients, launch, output, workers
 from zen_jax.cli import options as shared
 from zen_jax.cli.timing import time_cases
+from zen_jax.planning.calibrate import count_hosts
 from zen_jax.planning.cluster import GBPS, LATENCY_US, even_hosts
 
 EXAMPLES = """  zen-jax bench --workers 4
@@ -28,7 +29,7 @@ EXAMPLES = """  zen-jax bench --workers 4
   zen-jax bench --launch-on node1,node2,node3,node4 --interface eth0
   zen-jax bench --coordinator 10.0.0.1:7700 --num-processes 16 --process-id 3 --schemes dense,zen,auto"""
 BASELINE = "dense"
-WORKERS = 4  # if nothing else says how many
+WORKERS, REPEATS = 4, 5  # if nothing else says how many
 MADE_UP = {"density": 0.01, "rows": 20_000, "columns": 64}  # gradients, if no files are given
 
 
@@ -73,7 +74,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--interface", metavar="NAME", help="count the bytes that this host receives on it, such as eth0 (Linux)"
     )
     shared.add_schemes(parser, zen.schemes.names(), f"schemes to time besides {BASELINE}")
-    parser.add_argument("--repeats", type=number, default=5, metavar="N", help="timed calls (default: %(default)s)")
+    parser.add_argument(
+        "--repeats",
+        type=number,
+        metavar="N",
+        help=f"timed calls, at least one for each file (default: {REPEATS}, or as many as there are files)",
+    )
     parser.add_argument(
         "--gbps", type=shared.between(*GBPS), help="bandwidth to estimate with, in Gbit/s (default: measured)"
     )
@@ -110,6 +116,9 @@ def run(options: argparse.Namespace) -> output.Result | None:
     if options.gradients and chosen:
         raise ValueError(f"--{min(chosen)} is for made-up gradients. Leave it out, or the files.")
     steps = gradients.read(options.gradients)
+    repeats = options.repeats or max(REPEATS, len(steps))
+    if repeats < len(steps):
+        raise ValueError(f"--repeats {repeats} would leave some of the {len(steps)} files out. Give at least as many.")
     if place is not None:
         output.say("waiting for the other processes, for at most five minutes")
         workers.join(place)
@@ -133,7 +142,7 @@ def run(options: argparse.Namespace) -> output.Result | None:
         )
     say = output.say if jax.process_index() == 0 else lambda line: None
     with output.chatter_to_stderr():  # gloo's
-        return _bench(steps, mesh, options, say)
+        return _bench(steps, mesh, repeats, options, say)
 
 
 def _find_place(options: argparse.Namespace) -> workers.Place | None:
@@ -149,20 +158,23 @@ def _find_place(options: argparse.Namespace) -> workers.Place | None:
 
 
 def _bench(
-    steps: Sequence[Mapping[str, np.ndarray]], mesh: Mesh, options: argparse.Namespace, say: Callable[[str], None]
+    steps: Sequence[Mapping[str, np.ndarray]],
+    mesh: Mesh,
+    repeats: int,
+    options: argparse.Namespace,
+    say: Callable[[str], None],
 ) -> output.Result | None:
     say(f"profiling the gradients of {mesh.size} workers")
     profile = zen.profile(*steps)
     schemes = tuple(dict.fromkeys((BASELINE, *options.schemes)))
     links = {"gbps": options.gbps, "latency_us": options.latency_us}
     counted = options.interface is not None
-    zen.check_agreement(profile=profile, schemes=schemes, repeats=options.repeats, interface_given=counted, **links)
+    zen.check_agreement(profile=profile, schemes=schemes, repeats=repeats, interface_given=counted, **links)
     if options.gbps is None:
         say("measuring links and kernels")
         cluster = zen.calibrate(mesh, workers.AXIS)
     else:
-        hosts = even_hosts(mesh.size, jax.process_count())
-        cluster = zen.Cluster(*hosts, options.gbps, latency_us=options.latency_us)
+        cluster = zen.Cluster(*even_hosts(mesh.size, count_hosts(mesh)), options.gbps, latency_us=options.latency_us)
     if options.save_cluster and jax.process_index() == 0:
         with output.writing(options.save_cluster):
             cluster.save(options.save_cluster)
@@ -175,7 +187,7 @@ def _bench(
             cases,
             gather=workers.gather,
             steps=len(steps),
-            repeats=options.repeats,
+            repeats=repeats,
             received=partial(workers.received_bytes, options.interface) if counted else None,
             report=say,
         )

@@ -18,6 +18,7 @@ def read(paths: Sequence[Path]) -> list[dict[str, np.ndarray]]:
       ValueError: for files that are not .npz, that NumPy cannot read without pickle, or whose arrays are not stacks of
         the same number of slices, at least one.
       OSError: for files that cannot be read.
+      MemoryError: for files larger than the memory.
     """
     steps = []
     for number, path in enumerate(paths, 1):
@@ -39,6 +40,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path) as saved:
             leaves = {name: saved[name] for name in saved.files}
+    except MemoryError:
+        raise
     except Exception as error:  # a damaged file raises anything from zlib.error to tokenize.TokenError
         raise ValueError(f"{path} cannot be read: {error}. {SAVE}") from error
     if not leaves:

@@ -77,8 +77,14 @@ def join(place: Place) -> None:
         except OSError as error:
             raise ValueError(f"process 0 cannot listen on port {port}: {error.strerror}. Give another one.") from error
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(*place, shutdown_timeout_seconds=_PATIENCE)
+    jax.distributed.initialize(*place, devices_under_open_mpi(), shutdown_timeout_seconds=_PATIENCE)
     compile_anew()
+
+
+def devices_under_open_mpi() -> list[int] | None:
+    """The one device of a process that Open MPI started, which JAX would choose by itself only under Open MPI 4."""
+    local = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK")
+    return None if local is None or "JAX_LOCAL_DEVICE_IDS" in os.environ else [int(local)]
 
 
 def compile_anew() -> None:

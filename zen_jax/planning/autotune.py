@@ -86,7 +86,8 @@ def autotune(
 
     It plans in the call after those, before the step runs: if planning fails, no results are lost. Every process must
     make the same calls; all reach the same plan. If gradients outgrow the plan later, `info` shows it (`rounds` above
-    1), and nothing is lost.
+    1), and nothing is lost. If they become sparser, as during a `warmup_density`, their messages stay as large: tune
+    afterwards.
 
     Args:
       make_step: a function from a plan to a step, compiled as you like; it passes the plan to `zen_jax.synchronize` or

@@ -1,6 +1,8 @@
 """`calibrate`: measures the latency and bandwidth of a mesh axis, and the rates of the kernels, on these devices."""
 
+import hashlib
 import itertools
+import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,12 +21,13 @@ from zen_jax._typing import Array, AxisName
 from zen_jax.planning.cluster import COLLECTIVES, Cluster, KernelCost, Link, collective_steps, even_hosts
 
 SMALL, MEDIUM, LARGE = 4, 1 << 20, 1 << 26  # bytes that a worker sends in one collective; SMALL shows latency alone
-PLANNED = 1 << 22  # bytes, about what an embedding's gradient sends: rates depend on the size, by a tenth and more
-PLANNED_DENSE = 1 << 24  # of a psum, which sends whole gradients
-IN_A_ROW = 3  # collectives that send these bytes: after the first, workers are late as in a step, from the one before
+# Bytes, and in how many collectives in a row. Rates depend on the size, by a tenth and more: an embedding's gradient
+# sends about the first, and a psum whole gradients. After the first in a row workers are late as in a step, from the
+# one before; a psum starts and ends at the same time on all.
+PLANNED, PLANNED_DENSE = (1 << 22, 3), (1 << 24, 1)
 CALL_SECONDS = 0.1, 1.5  # of a large message: fast links get larger ones, slow links smaller ones or fewer in a row
 FEW, MANY = 5, 45  # small collectives in one timed call: the difference excludes the time to start a call
-LATE = 1024  # every other worker starts later by a product of matrices of this size: on a CPU some milliseconds
+LATE = 1024  # half of the workers starts later by a product of matrices of this size: on a CPU some milliseconds
 REPEATS = 5
 WARM_UP = 4  # rounds of a kernel: the first compiles, and a few more touch fresh memory
 OVERLAP = 0.02  # seconds of one kernel's calls in a row, so that it runs beside the other processes', as in a step
@@ -64,8 +67,7 @@ def calibrate(mesh: Mesh, axis_name: AxisName = "data", intra_axis: AxisName | N
         raise ValueError("mesh is an AbstractMesh, without devices to measure. Use jax.make_mesh(sizes, names).")
     max_over_processes = _make_max_over_processes(mesh)
     _axis.combined_axes(axis_name, intra_axis)
-    processes = len({device.process_index for device in mesh.devices.flat})
-    hosts, devices = even_hosts(n, processes)
+    hosts, devices = even_hosts(n, count_hosts(mesh))
     if intra_axis is not None:
         hosts, devices = n, _axis.mesh_size(mesh, intra_axis, "intra_axis")
         inside = _measure_links(mesh, intra_axis, max_over_processes, ("psum",))
@@ -84,6 +86,19 @@ def calibrate(mesh: Mesh, axis_name: AxisName = "data", intra_axis: AxisName | N
     )
 
 
+def count_hosts(mesh: Mesh) -> int:
+    """How many machines, told apart by hostname, the mesh's processes run on. Every process of the mesh must call it.
+
+    >>> count_hosts(jax.make_mesh((1,), ("data",)))
+    1
+    """
+    processes = sorted({device.process_index for device in mesh.devices.flat})
+    names = np.zeros((len(processes), 8))
+    digest = hashlib.blake2b(socket.gethostname().encode(), digest_size=8).digest()
+    names[processes.index(jax.process_index())] = np.frombuffer(digest, np.uint8)
+    return len(np.unique(_make_max_over_processes(mesh)(names), axis=0))
+
+
 def _measure_links(
     mesh: Mesh, axis_name: AxisName, max_over_processes: MaxOverProcesses, collectives: Sequence[str] = COLLECTIVES
 ) -> dict[str, Link]:
@@ -100,21 +115,24 @@ def _measure_links(
         return max_over_processes(_seconds(calls, max_over_processes, warm_up=1)).tolist()
 
     prepares = {name: _collective(name, mesh, axis_name) for name in collectives}
-    sizes = {}
+    sizes = {}  # in bytes, and how many in a row
     for name, prepare in prepares.items():
         (medium,) = timed(prepare(MEDIUM))
         least, most = (MEDIUM / medium * limit for limit in CALL_SECONDS)
-        planned = PLANNED_DENSE if name == "psum" else PLANNED
-        sizes[name] = int(np.clip(planned, min(least, LARGE), max(most, MEDIUM)))
-    rows = timed(*(prepare(sizes[name] / IN_A_ROW, IN_A_ROW) for name, prepare in prepares.items()))
+        planned, in_a_row = PLANNED_DENSE if name == "psum" else PLANNED
+        sizes[name] = int(np.clip(planned, min(least, LARGE), max(most, MEDIUM))), in_a_row
+    if "all_to_all" in sizes:
+        sizes["all_gather"] = sizes["all_to_all"]  # what is subtracted must be what is behind it
+    rows = timed(*(prepares[name](nbytes / in_a_row, in_a_row) for name, (nbytes, in_a_row) in sizes.items()))
     costs = {}  # seconds before the first byte, and for each
     for (name, prepare), row in zip(prepares.items(), rows, strict=True):
+        nbytes, in_a_row = sizes[name]
         one, few = timed(prepare(SMALL), prepare(SMALL, FEW))
         times = int(np.clip(FEW * CALL_SECONDS[1] / few, 2 * FEW, MANY))
         (many,) = timed(prepare(SMALL, times))
         latency = max(0.0, (many - few) / (times - FEW))
-        empty = one + (IN_A_ROW - 1) * latency
-        costs[name] = np.array([latency, max(row - empty, row / 2) / sizes[name]])
+        empty = one + (in_a_row - 1) * latency
+        costs[name] = np.array([latency, max(row - empty, row / 2) / nbytes])
     if "all_to_all" in costs:
         costs["all_to_all"] = np.maximum(costs["all_to_all"] - costs["all_gather"], costs["all_to_all"] / 4)
     return {
@@ -136,20 +154,23 @@ def _collective(name: str, mesh: Mesh, axis_name: AxisName) -> Callable[..., Cal
         "permute": 1,
         "send": 1,
     }
-    # Pairs, as in recursive doubling: where connections are half duplex, a ring would be twice as fast.
-    pairs = [(i, i ^ 1) for i in range(n - n % 2)]
+    # Pairs, as in recursive doubling: where connections are half duplex, a ring would be twice as fast. Partners are as
+    # far apart as can be, on two machines if there are several.
+    half = n // 2
+    there = [(i, i + half) for i in range(half)]
+    back = [(target, source) for source, target in there]
     once: dict[str, Callable[[Array], Array]] = {
         "all_to_all": lambda x: _axis.all_gather(_axis.all_to_all(x, axis_name)[0], axis_name),
         "all_gather": lambda x: _axis.all_gather(x, axis_name)[0],
         "psum": lambda x: lax.psum(x, axis_name) / n,
-        "permute": lambda x: _axis.permute(x, axis_name, pairs),
-        "send": lambda x: _axis.permute(x, axis_name, pairs[::2]),
+        "permute": lambda x: _axis.permute(x, axis_name, there + back),
+        "send": lambda x: _axis.permute(x, axis_name, there),
     }
 
     def worker(x: Array, times: Array) -> Array:
         # Schemes agree on the room before they send; then some workers take a little longer to pack their messages.
         agreed = jnp.min(lax.all_gather(times, axis_name))
-        late = jnp.minimum(lax.axis_index(axis_name) % 2, agreed)  # 0 or 1, but known only once they have agreed
+        late = jnp.where(lax.axis_index(axis_name) < half, 0, jnp.minimum(agreed, 1))  # known only when all have agreed
         product = lax.fori_loop(0, late, lambda _, m: m @ m, jnp.full((LATE, LATE), 1 / LATE, jnp.float32))
         start = (product[0, 0] > 1).astype(jnp.int32)  # 0, but known only then
         return lax.fori_loop(start, agreed, lambda _, x: once[name](x), x)

@@ -190,13 +190,13 @@ def counted(n: int, devices: int) -> str:
     return f"{n} workers" if devices == 1 else f"{n} hosts with {devices} devices each"
 
 
-def even_hosts(workers: int, processes: int) -> tuple[int, int]:
-    """Hosts and devices of each: the processes', or as many hosts as workers if processes differ in their devices.
+def even_hosts(workers: int, hosts: int) -> tuple[int, int]:
+    """Hosts and devices of each, or as many hosts as workers if hosts differ in their devices.
 
-    >>> even_hosts(workers=8, processes=4), even_hosts(workers=5, processes=2)
+    >>> even_hosts(workers=8, hosts=4), even_hosts(workers=5, hosts=2)
     ((4, 2), (5, 1))
     """
-    return (processes, workers // processes) if workers % processes == 0 else (workers, 1)
+    return (hosts, workers // hosts) if workers % hosts == 0 else (workers, 1)
 
 
 def check_cluster(cluster: Any) -> None:

@@ -30,7 +30,7 @@ class ReduceOptions(NamedTuple):
 
     def pmax_over_machine(self, counts: Array) -> Array:
         """Counts that all workers know, maximised over a machine's devices; they decide which branch is taken."""
-        # Devices of one program that took different branches could deadlock.
+        # Collective-permutes name all devices of the program, and would deadlock if some took another branch.
         return counts if self.intra_axis is None else lax.pmax(counts, self.intra_axis)
 
 

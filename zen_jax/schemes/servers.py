@@ -144,12 +144,12 @@ def _exchange_sparse(
     partitioning, width, dtype = pull.partitioning, pull.width, pull.dtype
     n, size, unit_bytes = partitioning.n, partitioning.size, width * dtype.itemsize
     push_rungs = ladder(top, options.planned_capacity(0), unit_bytes)
-    planned_pull = options.planned_capacity(1) if pull.joins_header else None
-    pull_rungs = ladder(min(size, n * top), planned_pull, unit_bytes) if pull.joins_header else (size,)
-
-    # What is expected goes along with the header; only what exceeds it needs a message of its own.
-    expected = planned_pull or len(pull_rungs) == 1
-    with_header = pull_rungs[0] if expected and pull.joins_header else 0
+    planned_pull, pull_rungs, with_header = None, (size,), 0
+    if pull.joins_header:
+        planned_pull = options.planned_capacity(1)
+        pull_rungs = ladder(min(size, n * top), planned_pull, unit_bytes)
+        # What is expected goes along with the header; only what exceeds it needs a message of its own.
+        with_header = pull_rungs[0] if planned_pull or len(pull_rungs) == 1 else 0
 
     def push_with(capacity: int, *buckets: Array) -> Outgoing:
         received = push(options.push_format, buckets, capacity, size, axis_name, options.divisor(n))

@@ -42,7 +42,8 @@ def dgc(
 ) -> optax.GradientTransformationExtraArgs:
     """Deep Gradient Compression: sends the largest accumulated velocities and keeps the rest.
 
-    Leaves of two or more dimensions are sparsified; biases and scales go dense, with plain momentum. For gradient g:
+    Leaves of two or more dimensions are sparsified; others, such as most biases, go dense, with plain momentum. For
+    gradient g:
 
         velocity = momentum * velocity + g              momentum correction
         total = residual + velocity
@@ -76,7 +77,8 @@ def dgc(
 
     Returns:
       An `optax.GradientTransformationExtraArgs` with `DgcState`: sent + residual equals last residual + velocity
-      bitwise. State of 16-bit floats is float32 and also keeps what rounding cuts off. State differs between workers.
+      bitwise. State of 16-bit floats is float32 and also keeps what rounding cuts off, as in `top_k`. State differs
+      between workers.
 
     Raises:
       ValueError: for a density, momentum or clip_norm out of range, an unknown op, clip_norm without axis_name, or a

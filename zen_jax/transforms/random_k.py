@@ -25,8 +25,8 @@ def random_k(density: float, seed: int = 0) -> optax.GradientTransformationExtra
 
     k is exactly ceil(density * size). The choice depends only on the seed, the step and the leaf's name, so all workers
     send the same elements without having to agree on them: the reduced gradient is no denser than one worker's, whereas
-    independent choices could make it up to n times as dense. Non-finite elements are sent even beyond k. Put it before
-    `synchronize(..., unit="element", dense_below=1 << 16)`, as `top_k`.
+    independent choices could make it up to n times as dense. Non-finite elements are sent even beyond k. `top_k` says
+    where to put it.
 
     Args:
       density: share of every leaf's elements to send, above 0 and at most 1.

@@ -21,7 +21,8 @@ def top_k(density: float, *, compact: bool = False) -> optax.GradientTransformat
     k is exactly ceil(density * size); of equal magnitudes, those of lowest index go first. Non-finite elements are sent
     even beyond k, so that the residual stays finite. Put it before `synchronize(..., unit="element",
     dense_below=1 << 16)`: by default a whole block of columns would travel for a single element, and leaves of less
-    than 1 MiB with all their zeros.
+    than 1 MiB with all their zeros. What is kept is gradients, so an optimizer that follows applies the learning rate
+    of the step in which an element is sent. The source keeps updates: for that, put `optax.sgd(schedule)` first.
 
     Args:
       density: share of every leaf's elements to send, above 0 and at most 1.
