@@ -37,7 +37,8 @@ if(ZEN_CUDA STREQUAL AUTO)
     # With all that the kernels are compiled with, and the header that needs the newest nvcc (12.8): one too old for it
     # would fail after this, and the whole build too.
     separate_arguments(flags UNIX_COMMAND "${CMAKE_CUDA_FLAGS}")
-    list(APPEND flags -std=c++17 -Xcompiler=-fPIC -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=[sm_90,compute_90])
+    list(APPEND flags -std=c++17 -Xcompiler=-fPIC)
+    list(APPEND flags -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=[sm_90,compute_90])
     if(CMAKE_CUDA_HOST_COMPILER)
       list(APPEND flags -ccbin ${CMAKE_CUDA_HOST_COMPILER})
     elseif(DEFINED ENV{CUDAHOSTCXX})
