@@ -12,6 +12,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -42,6 +43,17 @@ def test_launchers_place_a_process_unless_it_is_to_be_alone(monkeypatch):
     assert workers.find_place(*nothing, alone=False) == nothing
     assert workers.find_place(*nothing, alone=True) is None
     assert workers.find_place("host:1", 2, 1, alone=False) == ("host:1", 2, 1)
+
+
+def test_a_process_of_open_mpi_takes_one_device(monkeypatch):
+    """Otherwise each would take all of its host's."""
+    joined = []
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "2")
+    monkeypatch.delenv("JAX_LOCAL_DEVICE_IDS", raising=False)
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *place, **_: joined.append(place))
+    workers.join(workers.Place("host:1", 4, 3))
+    assert joined == [("host:1", 4, 3, [2])]
 
 
 def test_gather_keeps_float64():
